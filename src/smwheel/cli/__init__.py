@@ -1,0 +1,5 @@
+"""The command line: one module a group of commands, no logic in any of them."""
+
+from smwheel.cli.app import app, main
+
+__all__ = ["app", "main"]
