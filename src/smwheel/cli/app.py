@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import traceback
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -28,7 +26,7 @@ app = typer.Typer(
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no text.")]
 
 
 def print_json(value: Any) -> None:
@@ -67,21 +65,10 @@ def main() -> None:
     """Run the command line; the entry point of the `smwheel` script."""
     as_json = "--json" in sys.argv
     try:
-        app(standalone_mode=False)
+        app()
     except SmwheelError as error:
         fail(error, as_json=as_json)
-    except click.exceptions.Exit as stop:
-        raise SystemExit(stop.exit_code) from None
-    except click.ClickException as error:
-        error.show()
-        raise SystemExit(2) from None
-    except (KeyboardInterrupt, click.Abort):
-        stderr.print("interrupted; what was finished is kept, run the same command to go on")
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
-    except Exception:  # noqa: BLE001 - the last resort: say that it is our fault, with all that helps to mend it
+    except Exception:  # the last resort: say that it is our fault, with all that helps to mend it
         traceback.print_exc()
         stderr.print("[bold red]error[/]: this is a fault in smwheel itself; please report the lines above")
         raise SystemExit(70) from None
