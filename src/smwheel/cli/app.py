@@ -68,7 +68,7 @@ def main() -> None:
         app()
     except SmwheelError as error:
         fail(error, as_json=as_json)
-    except Exception:  # the last resort: say that it is our fault, with all that helps to mend it
+    except Exception:  # noqa: BLE001  # the last resort: our fault, said so, with all that helps to mend it
         traceback.print_exc()
         stderr.print("[bold red]error[/]: this is a fault in smwheel itself; please report the lines above")
         raise SystemExit(70) from None
