@@ -1,0 +1,82 @@
+"""Stacks: versions that belong together, read from `recipes/stacks.toml`."""
+
+from __future__ import annotations
+
+import difflib
+
+from packaging.version import Version
+from pydantic import Field, field_validator
+
+from smwheel.errors import RecipeError, UsageError
+from smwheel.recipe import Strict, read_toml, recipes_dir
+
+
+class Stack(Strict):
+    """Versions that belong together.
+
+    [stacks."sglang-0.5.23"]
+    default = true
+    cuda = "13.0"
+    torch = "2.14.1"
+    recipes = { flashinfer = "0.7.2", sgl-kernel = "0.4.10" }
+    """
+
+    name: str = ""
+    summary: str
+    cuda: str = Field(description="CUDA release of torch and of the toolkit, e.g. 13.0")
+    torch: str
+    python: str = Field(default=">=3.10", description="Python versions that the stack runs on")
+    recipes: dict[str, str] = Field(description="recipe → version, in the order in which they are built")
+    default: bool = False
+
+    @field_validator("cuda", "torch")
+    @classmethod
+    def _check_version(cls, value: str) -> str:
+        return str(Version(value))
+
+    @property
+    def cuda_version(self) -> Version:
+        """The CUDA release."""
+        return Version(self.cuda)
+
+    @property
+    def cuda_tag(self) -> str:
+        """How wheels spell the CUDA release, e.g. `cu130`."""
+        version = self.cuda_version
+        return f"cu{version.major}{version.minor}"
+
+
+class _Stacks(Strict):
+    stacks: dict[str, Stack]
+
+
+def load_all() -> dict[str, Stack]:
+    """Read every stack, by name, in the file's order.
+
+    Raises:
+        RecipeError: the file is wrong, or does not have exactly one default.
+    """
+    path = recipes_dir() / "stacks.toml"
+    stacks = {
+        name: stack.model_copy(update={"name": name})
+        for name, stack in read_toml(path, _Stacks).stacks.items()
+    }
+    if sum(stack.default for stack in stacks.values()) != 1:
+        raise RecipeError("exactly one stack must say default = true", where=str(path))
+    return stacks
+
+
+def load(name: str | None) -> Stack:
+    """Return one stack by name, the default one for None.
+
+    Raises:
+        UsageError: there is no such stack; names the nearest.
+    """
+    stacks = load_all()
+    if name is None:
+        return next(stack for stack in stacks.values() if stack.default)
+    if name not in stacks:
+        close = difflib.get_close_matches(name, stacks, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]}?" if close else f"known stacks: {', '.join(stacks)}"
+        raise UsageError(f"there is no stack {name!r}", where="--stack", cure=hint)
+    return stacks[name]
