@@ -10,7 +10,7 @@ _CHECKOUT = _PACKAGE.parent.parent
 
 
 def data_dir() -> Path:
-    """Return the directory that holds `recipes/` and `patches/`: the checkout, or the installed package's data."""
+    """Return the directory that holds `recipes/` and `patches/`: a checkout, or installed data."""
     return _CHECKOUT if (_CHECKOUT / "recipes").is_dir() else _PACKAGE / "_data"
 
 

@@ -1,7 +1,7 @@
 """Recipes: one package's build as data, read from `recipes/<package>/recipe.toml`.
 
-The models here are the whole of what a recipe may say; the JSON schema in `docs/recipe.schema.json` is made from
-them. A recipe file is read once and is immutable afterwards.
+The models here are the whole of what a recipe may say; the JSON schema in `docs/recipe.schema.json` is made
+from them. A recipe file is read once and is immutable afterwards.
 """
 
 from __future__ import annotations
