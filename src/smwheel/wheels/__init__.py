@@ -1,0 +1,1 @@
+"""Read and rewrite wheels: the zip and its metadata, shared objects, GPU code."""
