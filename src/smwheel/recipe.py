@@ -135,12 +135,8 @@ class Link(Strict):
 class Build(Strict):
     """How the package is built from its source tree."""
 
-    generator: str = Field(
-        default="", description="script beside the recipe that speaks the generator protocol"
-    )
-    requirements: str = Field(
-        description="hash-locked requirements of the build environment, beside the recipe"
-    )
+    generator: str = Field(default="", description="script beside the recipe that speaks the generator protocol")
+    requirements: str = Field(description="hash-locked requirements of the build environment, beside the recipe")
     environment: dict[str, str] = {}
     edits: list[Edit] = []
     links: list[Link] = []
@@ -234,9 +230,7 @@ class RecipeVersion(Strict):
     exclusions: list[Exclusion] = []
     expect: Expect = Expect()
     thin: Thin | None = None
-    check: str = Field(
-        default="", description="script beside the recipe that asks the installed package itself"
-    )
+    check: str = Field(default="", description="script beside the recipe that asks the installed package itself")
 
     _check_ranges = field_validator("python", "cuda")(_specifier)
 

@@ -1,0 +1,1 @@
+"""Turning a plan into wheels: the sandbox, the generator protocol, ninja."""
