@@ -73,9 +73,7 @@ class ElfMaker:
         for name, content, kind in [*self.sections, (".shstrtab", names, 3)]:
             body += bytes(-len(body) % 16)
             where = names.index(b"\0" + name.encode() + b"\0") + 1
-            headers += struct.pack(
-                "<IIQQQQIIQQ", where, kind, 2, len(body), len(body), len(content), 0, 0, 8, 0
-            )
+            headers += struct.pack("<IIQQQQIIQQ", where, kind, 2, len(body), len(body), len(content), 0, 0, 8, 0)
             if kind != 8:
                 body += content
         body += bytes(-len(body) % 8)

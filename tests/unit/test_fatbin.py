@@ -95,7 +95,7 @@ SECTION = 96  # where gpufiles.elf_with puts .nv_fatbin
 @pytest.mark.parametrize(
     ("offset", "layout", "value", "message", "place"),
     [
-        (SECTION, "<I", 7, "neither a region", SECTION),
+        (SECTION, "<I", 7, "neither a region of GPU code", SECTION),
         (SECTION + 8, "<Q", 1 << 63, "beyond its section", SECTION),
         (SECTION + 16, "<H", 3, "unknown kind 3", SECTION + 16),
         (SECTION + 20, "<I", 8, "64 is the least", SECTION + 16),

@@ -6,8 +6,8 @@ header and *entries*, each one cubin (machine code), PTX text or LTO-IR for one 
 document the layout; it was established on files of CUDA 11.8 to 13.2 and compared with `cuobjdump`. All is
 little endian.
 
-Nothing here trusts its input: every malformed file gives one MalformedError that names the file and the offset,
-and memory is bounded by the number of entries (or, for a decompressed payload, by MAX_PAYLOAD).
+Nothing here trusts its input: every malformed file gives one MalformedError that names the file and the
+offset, and memory is bounded by the number of entries (or, for a decompressed payload, by MAX_PAYLOAD).
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ import lz4.block
 import zstandard
 
 from smwheel.arch import Arch, Suffix
-from smwheel.errors import MalformedError
+from smwheel.wheels.image import SHT_NOBITS, Buffer, Section, malformed, read_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Buffer = bytes | bytearray | memoryview | mmap.mmap
 Compression = Literal["", "lz4", "zstd"]
 
 SECTION_NAMES = (".nv_fatbin", "__nv_relfatbin")
@@ -53,10 +52,6 @@ FLAG_FAMILY_SPECIFIC = 0x200000
 
 _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
 _REGION_SIZE = struct.Struct("<Q")
-_ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SHT_NOBITS = 8
-_SHN_XINDEX = 0xFFFF
 
 
 class Kind(IntEnum):
@@ -65,23 +60,6 @@ class Kind(IntEnum):
     PTX = 1
     CUBIN = 2
     LTOIR = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One ELF section that holds regions; offset and size in bytes within the file, `address` as loaded."""
-
-    index: int
-    name: str
-    offset: int
-    size: int
-    address: int
-    align: int
-
-    @property
-    def end(self) -> int:
-        """The offset behind its last byte."""
-        return self.offset + self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +165,12 @@ def read_regions(buffer: Buffer, *, where: str) -> list[Region]:
 
     """
     if bytes(buffer[: len(REGION_MAGIC)]) == REGION_MAGIC:
-        return read_section(buffer, Section(0, "", 0, len(buffer), 0, 8), where=where)
-    sections = find_sections(buffer, where=where)
-    return [region for section in sections for region in read_section(buffer, section, where=where)]
+        return read_section(buffer, 0, len(buffer), where=where)
+    return [
+        region
+        for section in find_sections(buffer, where=where)
+        for region in read_section(buffer, section.offset, section.end, name=section.name, where=where)
+    ]
 
 
 def find_sections(buffer: Buffer, *, where: str) -> list[Section]:
@@ -199,39 +180,29 @@ def find_sections(buffer: Buffer, *, where: str) -> list[Section]:
         MalformedError: the file is not little-endian ELF64, or its section table is missing or outside it.
 
     """
-    sections = []
-    headers, names = _section_table(buffer, where)
-    for index in range(len(headers) // _ELF_SECTION.size):
-        fields = _ELF_SECTION.unpack_from(headers, index * _ELF_SECTION.size)
-        name_offset, kind, _, address, offset, size, _, _, align, _ = fields
-        name = names[name_offset : names.find(b"\0", name_offset)].decode("ascii", "replace")
-        if name not in SECTION_NAMES:
-            continue
-        if kind == _SHT_NOBITS:
-            raise _malformed(
-                where, offset, f"section {name} has no bytes: this is a debug file without its content"
-            )
-        if offset + size > len(buffer):
-            raise _malformed(
-                where, offset, f"section {name} of {size} bytes reaches beyond the end of the file"
-            )
-        sections.append(Section(index, name, offset, size, address, max(align, 8)))
+    sections = [section for section in read_sections(buffer, where=where) if section.name in SECTION_NAMES]
+    for section in sections:
+        if section.kind == SHT_NOBITS:
+            message = f"section {section.name} has no bytes: this is a debug file without its content"
+            raise malformed(where, section.offset, message)
+        if section.end > len(buffer):
+            message = f"section {section.name} of {section.size} bytes reaches beyond the end of the file"
+            raise malformed(where, section.offset, message)
     return sections
 
 
-def read_section(buffer: Buffer, section: Section, *, where: str) -> list[Region]:
-    """Return the regions of one section; every byte between them must be zero.
+def read_section(buffer: Buffer, start: int, end: int, *, where: str, name: str = "") -> list[Region]:
+    """Return the regions between two offsets; every byte between them must be zero.
 
     Raises:
         MalformedError: something in the section is no region, or a region does not follow the format.
 
     """
     regions = []
-    position = section.offset
-    while (position := _skip_zeros(buffer, position, section.end)) < section.end:
-        region = _read_region(buffer, position, section, where)
+    while (start := _skip_zeros(buffer, start, end)) < end:
+        region = _read_region(buffer, start, end, name, where)
         regions.append(region)
-        position = region.end
+        start = region.end
     return regions
 
 
@@ -246,20 +217,18 @@ def read_payload(buffer: Buffer, entry: Entry, *, where: str) -> bytes:
     size = entry.compressed_size or entry.payload_size
     data = bytes(buffer[entry.payload_offset : entry.payload_offset + size])
     if len(data) != size:
-        raise _malformed(where, entry.payload_offset, "the payload reaches beyond the end of the file")
+        raise malformed(where, entry.payload_offset, "the payload reaches beyond the end of the file")
     if not entry.compression:
         return data
     if entry.uncompressed_size > MAX_PAYLOAD:
-        raise _malformed(
-            where, entry.offset, f"a payload claims {entry.uncompressed_size} bytes when decompressed"
-        )
+        raise malformed(where, entry.offset, f"a payload claims {entry.uncompressed_size} bytes when decompressed")
     try:
         if entry.compression == "zstd":
             return _unzstd(data, entry.uncompressed_size)
         return _unlz4(data, entry.uncompressed_size)
     except (ValueError, zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
         message = f"a {entry.compression} payload does not decompress: {error}"
-        raise _malformed(where, entry.payload_offset, message) from None
+        raise malformed(where, entry.payload_offset, message) from None
 
 
 def read_entry(header: bytes, offset: int, *, where: str) -> Entry:
@@ -270,77 +239,51 @@ def read_entry(header: bytes, offset: int, *, where: str) -> Entry:
 
     """
     if len(header) < ENTRY_HEADER_MIN:
-        raise _malformed(where, offset, "an entry's header is cut short")
+        raise malformed(where, offset, "an entry's header is cut short")
     fields = _ENTRY.unpack_from(header)
-    kind, _, header_size, payload_size, compressed_size, _, _, _, number, _, _, flags, _, uncompressed = (
-        fields
-    )
+    kind, _, header_size, payload_size, compressed_size, _, _, _, number, _, _, flags, _, uncompressed = fields
     if kind not in Kind._value2member_map_:
-        raise _malformed(where, offset, f"an entry is of unknown kind {kind}")
+        raise malformed(where, offset, f"an entry is of unknown kind {kind}")
     if header_size < ENTRY_HEADER_MIN:
-        raise _malformed(where, offset, f"an entry's header claims {header_size} bytes; 64 is the least")
+        raise malformed(where, offset, f"an entry's header claims {header_size} bytes; 64 is the least")
     if compressed_size > payload_size:
-        raise _malformed(where, offset, f"{compressed_size} compressed bytes in a payload of {payload_size}")
+        raise malformed(where, offset, f"{compressed_size} compressed bytes in a payload of {payload_size}")
     if not 10 <= number <= 999:
-        raise _malformed(where, offset, f"an entry is for architecture {number}, which cannot be")
+        raise malformed(where, offset, f"an entry is for architecture {number}, which cannot be")
     arch = Arch(number // 10, number % 10, _suffix(flags, offset, where))
     return Entry(Kind(kind), arch, offset, header_size, payload_size, compressed_size, uncompressed, flags)
 
 
-def _read_region(buffer: Buffer, offset: int, section: Section, where: str) -> Region:
+def _read_region(buffer: Buffer, offset: int, limit: int, name: str, where: str) -> Region:
     if bytes(buffer[offset : offset + len(REGION_MAGIC)]) != REGION_MAGIC:
-        raise _malformed(where, offset, f"neither a region of section {section.name} nor padding")
-    if offset + REGION_HEADER_SIZE > section.end:
-        raise _malformed(where, offset, "a region's header is cut short")
+        raise malformed(where, offset, "neither a region of GPU code nor padding")
+    if offset + REGION_HEADER_SIZE > limit:
+        raise malformed(where, offset, "a region's header is cut short")
     end = offset + REGION_HEADER_SIZE + _REGION_SIZE.unpack_from(buffer, offset + 8)[0]
-    if end > section.end:
-        raise _malformed(where, offset, f"a region reaches {end - section.end} bytes beyond its section")
+    if end > limit:
+        raise malformed(where, offset, f"a region reaches {end - limit} bytes beyond its section")
     entries = []
     position = offset + REGION_HEADER_SIZE
     while position < end:
-        entry = read_entry(
-            bytes(buffer[position : min(position + ENTRY_HEADER_MIN, end)]), position, where=where
-        )
+        header = bytes(buffer[position : min(position + ENTRY_HEADER_MIN, end)])
+        entry = read_entry(header, position, where=where)
         if entry.end > end:
-            raise _malformed(where, position, f"an entry reaches {entry.end - end} bytes beyond its region")
+            raise malformed(where, position, f"an entry reaches {entry.end - end} bytes beyond its region")
         entries.append(entry)
         position = entry.end
-    return Region(section.name, offset, tuple(entries))
+    return Region(name, offset, tuple(entries))
 
 
 def _suffix(flags: int, offset: int, where: str) -> Suffix:
     match bool(flags & FLAG_ARCH_SPECIFIC), bool(flags & FLAG_FAMILY_SPECIFIC):
         case True, True:
-            raise _malformed(where, offset, "an entry is both architecture- and family-specific")
+            raise malformed(where, offset, "an entry is both architecture- and family-specific")
         case True, False:
             return "a"
         case False, True:
             return "f"
         case _:
             return ""
-
-
-def _section_table(buffer: Buffer, where: str) -> tuple[bytes, bytes]:
-    """Return the bytes of the section headers and of the section names."""
-    if len(buffer) < _ELF_HEADER.size or bytes(buffer[:4]) != b"\x7fELF":
-        raise _malformed(where, 0, "neither an ELF file nor a fat binary")
-    ident, *_, table, _, _, _, _, header_size, number, names_index = _ELF_HEADER.unpack_from(buffer)
-    if ident[4:6] != b"\x02\x01":
-        raise _malformed(where, 4, "not a little-endian 64-bit ELF file")
-    if table == 0 or header_size != _ELF_SECTION.size or table + _ELF_SECTION.size > len(buffer):
-        raise _malformed(where, 0x28, "no section table: where GPU code lies cannot be told")
-    first = _ELF_SECTION.unpack_from(buffer, table)
-    number = number or first[5]  # more sections than 16 bits hold: counted in the first header
-    names_index = first[6] if names_index == _SHN_XINDEX else names_index
-    if table + number * _ELF_SECTION.size > len(buffer):
-        raise _malformed(where, table, f"the table of {number} sections reaches beyond the end of the file")
-    headers = bytes(buffer[table : table + number * _ELF_SECTION.size])
-    if names_index >= number:
-        raise _malformed(where, 0x3E, "the section that holds the sections' names does not exist")
-    names = _ELF_SECTION.unpack_from(headers, names_index * _ELF_SECTION.size)
-    if names[1] == _SHT_NOBITS or names[4] + names[5] > len(buffer):
-        raise _malformed(where, names[4], "the sections' names lie beyond the end of the file")
-    return headers, bytes(buffer[names[4] : names[4] + names[5]]) + b"\0"
 
 
 def _skip_zeros(buffer: Buffer, position: int, end: int) -> int:
@@ -379,11 +322,3 @@ def _unlz4(data: bytes, size: int) -> bytes:
     if len(result) != size:
         raise ValueError(f"{len(result)} bytes, not the {size} stated")
     return result
-
-
-def _malformed(where: str, offset: int, message: str) -> MalformedError:
-    return MalformedError(
-        message,
-        where=f"{where}, offset {offset:#x}",
-        cure="get the file again and compare its hash; if it is right, report it: the format may be new",
-    )
