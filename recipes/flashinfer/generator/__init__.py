@@ -1,0 +1,1 @@
+"""The parts of FlashInfer's generator; `generate.py` beside this folder is the program."""
