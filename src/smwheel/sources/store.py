@@ -91,9 +91,7 @@ class Store:
 
     def _folder(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
-            raise SourceError(
-                f"{digest!r} is no sha256", where="store", cure="give 64 lower-case hexadecimal digits"
-            )
+            raise SourceError(f"{digest!r} is no sha256", where="store", cure="give 64 lower-case hexadecimal digits")
         return self.root / "sha256" / digest[:2] / digest
 
 

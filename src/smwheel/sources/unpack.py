@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
 import shutil
 import stat
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from isal import igzip, isal_zlib
 
@@ -36,7 +37,14 @@ MTIME = 315_532_800
 
 _CHUNK = 1 << 20
 _HEADER_ALLOWANCE = 4 << 20
-_BROKEN = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, isal_zlib.error, gzip.BadGzipFile)
+_BROKEN: tuple[type[Exception], ...] = (
+    EOFError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    isal_zlib.error,  # type: ignore[assignment]
+    gzip.BadGzipFile,
+)
 
 
 @dataclass(frozen=True)
@@ -62,12 +70,10 @@ class _Member:
     size: int = 0
     executable: bool = False
     target: str = ""
-    open: Callable[[], IO[bytes]] | None = None
+    open: Callable[[], IO[bytes]] = io.BytesIO
 
 
-def unpack(
-    archive: Path, destination: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
-) -> Unpacked:
+def unpack(archive: Path, destination: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> Unpacked:
     """Unpack a `.tar.gz`, `.zip` or `.whl` to `destination`, which must not exist and appears whole or not at all.
 
     A single top directory is stripped (not from a wheel). At most `max_bytes` are written and `max_files` paths made.
@@ -126,7 +132,6 @@ class _Writer:
                 with original.open("rb") as content:
                     self._write(path, content, member.name, executable=bool(original.stat().st_mode & 0o100))
             case _Kind.FILE:
-                assert member.open is not None
                 with member.open() as content:
                     self._write(path, content, member.name, executable=member.executable)
 
@@ -207,9 +212,9 @@ def _members(archive: Path, max_bytes: int) -> Iterator[_Member]:
 
 
 def _tar_members(archive: Path, max_bytes: int) -> Iterator[_Member]:
-    with igzip.open(archive, "rb") as compressed:
+    with igzip.open(archive, "rb") as compressed:  # type: ignore[no-untyped-call]
         reader = _Metered(compressed, archive.name)
-        with tarfile.open(fileobj=reader, mode="r|", bufsize=_CHUNK) as tar:
+        with tarfile.open(fileobj=reader, mode="r|", bufsize=_CHUNK) as tar:  # type: ignore[call-overload]
             for info in tar:
                 if info.size > max_bytes:
                     raise SourceError(
@@ -238,12 +243,11 @@ def _tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo, archive: str) -> _M
             cure="do not use this archive: it is not what a packaging tool makes",
         )
 
-    def content() -> IO[bytes]:
-        file = tar.extractfile(info)
-        assert file is not None  # a regular file
-        return file
+    return _Member(info.name, _Kind.FILE, info.size, bool(info.mode & 0o100), open=lambda: _content(tar, info))
 
-    return _Member(info.name, _Kind.FILE, info.size, bool(info.mode & 0o100), open=content)
+
+def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
+    return cast("IO[bytes]", tar.extractfile(info))  # None only for what is no file
 
 
 def _zip_members(archive: Path) -> Iterator[_Member]:
