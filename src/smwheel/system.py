@@ -60,15 +60,14 @@ def glibc_version() -> str:
     Raises:
         SystemNeedError: this machine has another C library than glibc.
     """
-    try:
-        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
-    except ValueError:
+    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    if name != "glibc" or not version:
         raise SystemNeedError(
             "the C library is not glibc, which CUDA's compilers need",
             where="system",
             cure="build on a distribution with glibc, e.g. Debian 12",
-        ) from None
-    return version if name == "glibc" else ""
+        )
+    return version
 
 
 def install_command(*, apt: str, dnf: str) -> str:

@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-
 from httpfiles import Files, Server
+
 from smwheel.errors import HashMismatchError, LockedError, NetworkError, SourceError
 from smwheel.locks import locked
 from smwheel.sources.registry import fetch
@@ -271,9 +271,9 @@ def test_the_lock_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_live_process_is_waited_for_and_its_holder_named(tmp_path: Path) -> None:
-    with locked(tmp_path / "x.lock"), pytest.raises(LockedError, match=str(os.getpid())):
-        with locked(tmp_path / "x.lock", timeout=0):
-            pass
+    lock = tmp_path / "x.lock"
+    with locked(lock), pytest.raises(LockedError, match=str(os.getpid())), locked(lock, timeout=0):
+        pass
 
 
 def test_a_digest_or_name_that_is_none_never_becomes_a_path(store: Store) -> None:

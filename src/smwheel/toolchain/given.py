@@ -60,11 +60,11 @@ def read_toolkit(home: Path, origin: str) -> Toolkit:
         )
     if missing := [name for name in _PROGRAMS if not (home / name).is_file()]:
         raise _missing(origin, home, "programs", missing)
-    result = subprocess.run([home / "bin/nvcc", "--version"], capture_output=True, text=True, check=False)
-    release = _RELEASE.search(result.stdout)
-    if result.returncode or release is None:
+    output = _ask_version(home)
+    release = _RELEASE.search(output)
+    if release is None:
         raise ToolchainError(
-            f"nvcc --version says nothing usable: {(result.stderr or result.stdout).strip()[-200:]!r}",
+            f"nvcc --version says nothing usable: {output.strip()[-200:]!r}",
             where=f"{origin}: {home}",
             cure="run it by hand; a toolkit for another kind of machine fails like this",
         )
@@ -110,6 +110,14 @@ def has_library(home: Path, name: str) -> bool:
     return any(
         (home / folder / f"lib{name}{suffix}").exists() for folder in _LIBRARY_FOLDERS for suffix in (".so", ".a")
     )
+
+
+def _ask_version(home: Path) -> str:
+    try:
+        result = subprocess.run([home / "bin/nvcc", "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return result.stderr if result.returncode else result.stdout
 
 
 def _require_same_release(home: Path, origin: str, release: str) -> None:

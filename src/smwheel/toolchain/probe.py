@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from smwheel.errors import MalformedError, ToolchainError
-from smwheel.toolchain.repairs import DRIVER, needed
+from smwheel.toolchain.repairs import DRIVER
+from smwheel.wheels.elf import read_elf
 from smwheel.wheels.fatbin import code_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _look(product: Path, arch: Arch, toolchain: Compiler) -> None:
             f"asked for {arch}, the product holds {', '.join(sorted(found)) or 'no GPU code'}",
             where=f"CUDA {toolchain.version}",
         )
-    if DRIVER not in needed(product):
+    if DRIVER not in read_elf(product).needed:
         raise ToolchainError(
             f"a product linked with -lcuda does not ask for {DRIVER}",
             where=str(toolchain.home),

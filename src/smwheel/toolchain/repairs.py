@@ -13,10 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-
 from smwheel.errors import ToolchainError
+from smwheel.wheels.elf import read_elf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +78,7 @@ def make_driver_stub(tree: Path, compiler: HostCompiler) -> None:
         user, product = Path(scratch) / "user.c", Path(scratch) / "user.so"
         user.write_text("int cuInit(unsigned);\nint f(void) { return cuInit(0); }\n", encoding="utf-8")
         _compile(compiler, user, product, "-Wl,--as-needed", "-L", str(stubs), "-lcuda", "-Wl,-z,defs", "-lc")
-        if DRIVER not in needed(product):
+        if DRIVER not in read_elf(product).needed:
             raise ToolchainError(f"a product linked with the driver's stub does not ask for {DRIVER}", where=str(stubs))
 
 
@@ -96,15 +94,6 @@ def driver_symbols(header: str) -> list[str]:
         if stream:
             names.add(name + _STREAM_SUFFIX[stream])
     return sorted(names)
-
-
-def needed(library: Path) -> list[str]:
-    """Return the NEEDED entries of an ELF file, in their order."""
-    with library.open("rb") as file:
-        dynamic = ELFFile(file).get_section_by_name(".dynamic")
-        if not isinstance(dynamic, DynamicSection):
-            return []
-        return [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]  # type: ignore[attr-defined]
 
 
 def _compile(compiler: HostCompiler, source: Path, output: Path, *options: str) -> None:
