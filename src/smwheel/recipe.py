@@ -126,7 +126,7 @@ class Edit(Strict):
 
 
 class Link(Strict):
-    """A symbolic link to add to the source tree, both ends inside it."""
+    """A symbolic link to add to the source tree, both ends inside it; `target` is relative to the link."""
 
     path: str
     target: str
@@ -340,7 +340,8 @@ def read_toml(path: Path, model: type[M]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt key is two errors, one unknown and one missing: the unknown one says what to mend.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise RecipeError(

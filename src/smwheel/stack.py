@@ -57,10 +57,7 @@ def load_all() -> dict[str, Stack]:
         RecipeError: the file is wrong, or does not have exactly one default.
     """
     path = recipes_dir() / "stacks.toml"
-    stacks = {
-        name: stack.model_copy(update={"name": name})
-        for name, stack in read_toml(path, _Stacks).stacks.items()
-    }
+    stacks = {name: stack.model_copy(update={"name": name}) for name, stack in read_toml(path, _Stacks).stacks.items()}
     if sum(stack.default for stack in stacks.values()) != 1:
         raise RecipeError("exactly one stack must say default = true", where=str(path))
     return stacks

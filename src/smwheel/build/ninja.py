@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,9 @@ from smwheel.errors import BuildError
 
 if TYPE_CHECKING:
     from smwheel.plan import Unit
+
+LAUNCHER = "SMWHEEL_LAUNCHER"
+"""Environment variable that names the program standing before every command; it is given the unit's id first."""
 
 _STATUS = re.compile(r"^\[smwheel (\d+)/(\d+)\] (.*)$")
 
@@ -40,16 +43,19 @@ def ninja_binary() -> Path:
     return Path(ninja_package.BIN_DIR) / "ninja"
 
 
-def write_file(path: Path, units: list[Unit], launcher: Callable[[Unit], list[str]], sandbox: Sandbox) -> None:
-    """Write the ninja file of these units; written only when its text changes."""
+def write_file(path: Path, units: list[Unit]) -> None:
+    """Write the ninja file of these units; written only when its text changes.
+
+    Every command is `$SMWHEEL_LAUNCHER ID COMMAND…`: the launcher is named by the environment, so that a newer one
+    does not make a finished unit run again.
+    """
     lines = ["ninja_required_version = 1.10", "rule unit", "  command = $cmd", "  description = $unit", ""]
     for unit in units:
-        inputs = [sandbox.inside(unit.source_path)] if unit.source_path else []
-        inputs += [sandbox.inside(path) for path in unit.inputs]
-        command = shlex.join([*launcher(unit), *unit.command])
+        inputs = [*([unit.source_path] if unit.source_path else []), *unit.inputs]
+        command = shlex.join([unit.id, *unit.command]).replace("$", "$$")
         lines += [
-            f"build {_path(sandbox.inside(unit.output))}: unit {' '.join(map(_path, inputs))}",
-            f"  cmd = {command.replace('$', '$$')}",
+            f"build {_path(unit.output)}: unit {' '.join(map(_path, inputs))}",
+            f'  cmd = "$${LAUNCHER}" {command}',
             f"  unit = {unit.id.replace('$', '$$')}",
         ]
     text = "\n".join(lines) + "\n"

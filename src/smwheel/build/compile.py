@@ -1,0 +1,192 @@
+"""Carrying out a plan: units → libraries → wheels → wheelhouse."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from smwheel.build import ninja
+from smwheel.build.generator import Product
+from smwheel.build.libraries import Finding, check_library
+from smwheel.build.sandbox import kill_survivors
+from smwheel.locks import locked
+from smwheel.pipeline import Prepared, plan_json
+from smwheel.plan import Module
+from smwheel.progress import Reporter, duration, size
+from smwheel.recipe import Source
+from smwheel.wheelhouse import Entry, Wheelhouse, describe
+from smwheel.wheels.elf import platform_tag
+from smwheel.wheels.wheelfile import write_wheel
+
+LOCK_SECONDS = 5.0
+"""How long a second build of the same work directory waits before it says who holds it."""
+
+
+def build_compiled(prepared: Prepared, reporter: Reporter) -> list[Entry]:
+    """Build every wheel of a plan into the wheelhouse and return the entries, upstream's own wheels first.
+
+    Raises:
+        LockedError: another live build works on the same tree and architecture.
+        BuildError: a unit failed.
+        VerifyError: a product is not what the plan says.
+    """
+    wheelhouse = Wheelhouse(prepared.site.options.wheelhouse)
+    made = wheelhouse.made_from(prepared.plan.fingerprint)
+    if made:
+        reporter.stage("unchanged", f"{prepared.plan.resolution.name} is in the wheelhouse as this plan makes it")
+        return made
+    with locked(prepared.site.work / "lock", timeout=LOCK_SECONDS):
+        killed = kill_survivors(prepared.site.build_id)
+        if killed:
+            reporter.line(f"ended {killed} processes that an earlier run of this build left behind")
+        published = [
+            _publish(prepared, source, wheelhouse, reporter)
+            for source in prepared.plan.resolution.data.sources
+            if source.publish
+        ]
+        begun = time.monotonic()
+        findings = _compile(prepared, reporter)
+        compiled = time.monotonic() - begun
+        return published + _pack(prepared, findings, compiled, wheelhouse, reporter)
+
+
+def _publish(prepared: Prepared, source: Source, wheelhouse: Wheelhouse, reporter: Reporter) -> Entry:
+    """Put upstream's own wheel, unchanged, into the wheelhouse."""
+    stored = prepared.site.store.path(source.sha256)
+    assert stored is not None  # noqa: S101 - fetched while the plan was made
+    entry = _entry(prepared, stored, source.project, source.file.split("-")[1], level="published", holds={})
+    path = wheelhouse.add(stored, entry, {"plan.json": prepared.plan.content()}, [])
+    reporter.stage("wheel", f"{path.name} ({size(entry.size)}, upstream's own): you can install this now")
+    return entry
+
+
+def _compile(prepared: Prepared, reporter: Reporter) -> dict[str, Finding]:
+    """Run the units that are not finished, checking each module as it is completed; return module → finding."""
+    plan, sandbox, work = prepared.plan, prepared.site.sandbox, prepared.site.work
+    file = work / "build.ninja"
+    ninja.write_file(file, list(plan.units))
+    pending = ninja.pending(file, sandbox, cwd=work)
+    total = len(plan.units)
+    findings: dict[str, Finding] = {}
+    by_last_unit = {module.units[-1]: module for module in plan.modules}
+    reporter.stage("compile", f"{total} units of {len(plan.modules)} modules, {total - pending} finished before")
+    done = total - pending
+    with reporter.units(total, None) as shown:
+        for step in ninja.run(
+            file,
+            sandbox,
+            cwd=work,
+            jobs=prepared.site.options.jobs or 2,
+            build_id=prepared.site.build_id,
+            environment=prepared.site.variables | {ninja.LAUNCHER: sandbox.inside(_launcher(work))},
+            log=work / "log" / "compile.log",
+        ):
+            done += 1
+            shown.update(done, step.unit)
+            if module := by_last_unit.get(step.unit):
+                findings[module.name] = _check(prepared, module)
+                reporter.line(f"module {module.name}: {findings[module.name].sentence}")
+    return {module.name: findings.get(module.name) or _check(prepared, module) for module in plan.modules}
+
+
+def _launcher(work: Path) -> Path:
+    """Write the program that stands before every command."""
+    path = work / "launch"
+    path.write_text('#!/bin/sh\nshift\nexec "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def _check(prepared: Prepared, module: Module) -> Finding:
+    resolution = prepared.plan.resolution
+    return check_library(prepared.site.sandbox.outside(module.library), resolution.arch, resolution.data.expect)
+
+
+def _pack(
+    prepared: Prepared, findings: dict[str, Finding], compiled: float, wheelhouse: Wheelhouse, reporter: Reporter
+) -> list[Entry]:
+    plan = prepared.plan
+    built = {module.name: module.library for module in plan.modules}
+    answer = prepared.site.generator().products(prepared.site.request() | {"label": plan.label, "built": built})
+    cubins = sum((finding.code for finding in findings.values()), Counter[str]())
+    entries = []
+    for product in answer.products:
+        with tempfile.TemporaryDirectory(dir=prepared.site.work / "tmp") as scratch:
+            wheel = _write(prepared, product, Path(scratch))
+            holds = {} if product.pure else dict(cubins)
+            entry = _entry(prepared, wheel, product.distribution, plan.label, level="static", holds=holds)
+            evidence: dict[str, Any] = {
+                "plan.json": plan.content() | {"fingerprint": plan.fingerprint},
+                "build.json": {"compile_seconds": round(compiled, 1), "modules": len(plan.modules)},
+                "modules.json": {name: vars(finding) for name, finding in findings.items()},
+            }
+            logs = sorted((prepared.site.work / "log").glob("*.log")) if not product.pure else []
+            wheelhouse.add(wheel, entry, evidence, logs)
+        reporter.stage("wheel", f"{entry.file} ({size(entry.size)}): you can install this now")
+        entries.append(entry)
+    reporter.line(f"compiled in {duration(compiled)}")
+    return entries
+
+
+def _write(prepared: Prepared, product: Product, destination: Path) -> Path:
+    files: list[tuple[str, bytes | Path]] = []
+    extra: dict[str, bytes | Path] = {"plan.json": plan_json(prepared.plan).encode()}
+    libraries: list[Path] = []
+    for file in product.files:
+        content: bytes | Path = (
+            (file.text or "").encode() if file.origin is None else prepared.site.sandbox.outside(file.origin)
+        )
+        if file.dist_info:
+            extra[f"{file.dist_info}/{Path(file.path).name}"] = content
+            continue
+        if isinstance(content, Path) and content.suffix == ".so":
+            libraries.append(content)
+        files.append((file.path, content))
+    platform = "any" if product.pure else platform_tag(libraries)
+    headers = [
+        ("Summary", product.summary),
+        ("License-Expression", product.license),
+        ("Requires-Python", product.requires_python),
+        *(("Requires-Dist", requirement) for requirement in product.requires),
+    ]
+    return write_wheel(
+        destination,
+        distribution=product.distribution,
+        version=prepared.plan.label,
+        tags=[f"py3-none-{platform}"],
+        files=files,
+        headers=headers,
+        entry_points=_entry_points(product.entry_points),
+        extra_dist_info=extra,
+    )
+
+
+def _entry_points(groups: dict[str, dict[str, str]]) -> str:
+    return "\n".join(
+        line
+        for group, names in groups.items()
+        for line in (f"[{group}]", *(f"{k} = {v}" for k, v in names.items()), "")
+    )
+
+
+def _entry(
+    prepared: Prepared, wheel: Path, distribution: str, version: str, *, level: str, holds: dict[str, int]
+) -> Entry:
+    resolution = prepared.plan.resolution
+    return Entry(
+        **describe(wheel),
+        distribution=distribution,
+        version=version,
+        recipe=resolution.recipe.name,
+        arch=resolution.arch.code,
+        stack=resolution.stack.name,
+        profile=resolution.profile,
+        fingerprint=prepared.plan.fingerprint,
+        level=level,
+        made=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        holds=holds,
+    )

@@ -1,0 +1,159 @@
+"""Several recipes for one architecture and stack: each planned, fetched or built; one that fails stops no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smwheel import recipe as recipes
+from smwheel.arch import Arch
+from smwheel.build.compile import build_compiled
+from smwheel.build.thinned import build_thinned
+from smwheel.errors import PartialError, SmwheelError
+from smwheel.explain import PlanReport, explain
+from smwheel.paths import cache_dir
+from smwheel.pipeline import Options, fetch_sources, prepare
+from smwheel.plan import Resolution, resolve
+from smwheel.progress import Reporter
+from smwheel.recipe import Strategy
+from smwheel.sources.store import Store
+from smwheel.stack import Stack
+from smwheel.wheelhouse import Entry, Wheelhouse
+
+PIP_INSTALL = "pip install --no-index --no-deps --require-hashes"
+"""Takes exactly our files: no index can offer a higher version, and every hash is checked."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asks for."""
+
+    recipes: tuple[str, ...]
+    arch: Arch
+    stack: Stack
+    profile: str | None = None
+    modules: tuple[str, ...] | None = None
+    strategy: Strategy | None = None
+
+    def resolve(self, name: str) -> Resolution:
+        """Resolve one of the recipes; raises what `plan.resolve` raises."""
+        return resolve(
+            recipes.load(name),
+            self.stack,
+            self.arch,
+            profile=self.profile,
+            modules=self.modules,
+            strategy=self.strategy,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of each recipe."""
+
+    entries: list[Entry]
+    failures: dict[str, SmwheelError]
+    wheelhouse: Path
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `build --json` prints."""
+        return {
+            "wheelhouse": str(self.wheelhouse),
+            "wheels": [vars(entry) for entry in self.entries],
+            "failures": {name: error.as_json() for name, error in self.failures.items()},
+        }
+
+    def as_text(self) -> str:
+        """Return what `build` ends with: what was made, what it holds, and how to install it."""
+        lines = []
+        for entry in self.entries:
+            code = ", ".join(f"{count} sm_{arch}" for arch, count in sorted(entry.holds.items()))
+            lines.append(f"  {entry.file}  {entry.size / (1 << 20):.1f} MiB  {code or 'no GPU code'}  [{entry.level}]")
+        for name, error in self.failures.items():
+            lines += [f"  {name}: NOT MADE", *(f"    {line}" for line in str(error).splitlines())]
+        if self.entries:
+            house = self.wheelhouse
+            lines += [
+                "",
+                f"install   {PIP_INSTALL} --find-links {house} -r {house}/requirements.txt",
+                f"check     smwheel inspect {house}/{self.entries[-1].file}",
+                f"evidence  {house}/evidence/",
+            ]
+        return "\n".join(lines)
+
+    def raise_for_failures(self) -> None:
+        """Raise what the process must end with, if anything failed.
+
+        Raises:
+            PartialError: some recipes were built and others were not.
+            SmwheelError: nothing was built; the first recipe's own error.
+        """
+        if not self.failures:
+            return
+        if not self.entries:
+            raise next(iter(self.failures.values()))
+        raise PartialError(
+            f"not made: {', '.join(self.failures)}", cure="see the reasons above; what was made can be used"
+        )
+
+
+def build_all(wish: Wish, options: Options, reporter: Reporter) -> Outcome:
+    """Build every recipe of the wish into the wheelhouse."""
+    options.wheelhouse.mkdir(parents=True, exist_ok=True)
+    entries: list[Entry] = []
+
+    def make(name: str) -> None:
+        resolution = wish.resolve(name)
+        reporter.stage("recipe", _headline(resolution))
+        if resolution.warning:
+            reporter.warn(resolution.warning)
+        if resolution.strategy == "thin":
+            entries.extend(build_thinned(resolution, options, reporter))
+        else:
+            entries.extend(build_compiled(prepare(resolution, options, reporter), reporter))
+
+    failures = _each(wish, make, reporter)
+    if entries:
+        Wheelhouse(options.wheelhouse).write_pins(entries)
+    return Outcome(entries, failures, options.wheelhouse)
+
+
+def plan_all(wish: Wish, options: Options, reporter: Reporter) -> list[PlanReport]:
+    """Plan every recipe of the wish; a recipe that cannot be planned whole says why and shows the rest."""
+    return [explain(name, wish.resolve, options, reporter) for name in wish.recipes]
+
+
+def fetch_all(wish: Wish, options: Options, reporter: Reporter) -> dict[str, Any]:
+    """Bring into the cache all that the recipes need; return recipe → what was fetched."""
+    fetched: dict[str, Any] = {}
+
+    def bring(name: str) -> None:
+        resolution = wish.resolve(name)
+        files = fetch_sources(resolution, Store(cache_dir() / "store"), options, reporter)
+        if resolution.strategy == "compile":
+            site = prepare(resolution, options, reporter).site
+            files |= {"toolchain": site.toolchain.home, "environment": site.environment.root}
+        fetched[name] = {key: str(path) for key, path in files.items()}
+
+    failures = _each(wish, bring, reporter)
+    Outcome([], failures, options.wheelhouse).raise_for_failures()
+    return fetched
+
+
+def _each(wish: Wish, action: Callable[[str], None], reporter: Reporter) -> dict[str, SmwheelError]:
+    failures: dict[str, SmwheelError] = {}
+    for name in wish.recipes:
+        try:
+            action(name)
+        except SmwheelError as error:
+            failures[name] = error
+            if len(wish.recipes) > 1:
+                reporter.warn(f"{name}: {error}")
+    return failures
+
+
+def _headline(resolution: Resolution) -> str:
+    modules = f", profile {resolution.profile}" if resolution.strategy == "compile" and resolution.profile else ""
+    return f"{resolution.name} for {resolution.arch.sm} ({resolution.why}), {resolution.strategy}{modules}"

@@ -1,0 +1,195 @@
+"""What `smwheel plan` says: everything that is resolved, what it will cost here, or why it cannot be built."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from smwheel import toolchain
+from smwheel.errors import SmwheelError
+from smwheel.paths import cache_dir
+from smwheel.pipeline import Options, Prepared, prepare, sources_of
+from smwheel.plan import Resolution
+from smwheel.progress import Reporter, size
+from smwheel.sources.store import Store
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """One recipe's plan, as far as it could be made."""
+
+    name: str
+    resolution: Resolution | None
+    prepared: Prepared | None
+    costs: Costs | None
+    error: SmwheelError | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `plan --json` prints for this recipe."""
+        head: dict[str, Any] = {
+            "recipe": self.name,
+            "error": self.error.as_json() if self.error else None,
+            "modules": None,
+            "units": None,
+        }
+        if self.resolution is not None:
+            head |= _resolved_json(self.resolution)
+        if self.costs is not None:
+            head["costs"] = vars(self.costs)
+        if self.prepared is None:
+            if self.error is not None:
+                head["modules_reason"] = self.error.message
+            return head
+        plan = self.prepared.plan
+        return head | {
+            "fingerprint": plan.fingerprint,
+            "label": plan.label,
+            "toolchain": plan.toolchain,
+            "host": vars(plan.host),
+            "environment": self.prepared.site.variables,
+            "requirements": plan.environment,
+            "work": str(self.prepared.site.work),
+            "modules": [
+                {"name": module.name, "family": module.family, "library": module.library, "units": list(module.units)}
+                for module in plan.modules
+            ],
+            "units": [
+                {
+                    "id": unit.id,
+                    "module": unit.module,
+                    "family": unit.family,
+                    "kind": unit.kind,
+                    "source": unit.source,
+                    "command": list(unit.command),
+                    "inputs": list(unit.inputs),
+                    "output": unit.output,
+                }
+                for unit in plan.units
+            ],
+            "excluded": [{"name": name, "reason": reason} for name, reason in plan.excluded],
+            "missing": list(plan.missing),
+            "notes": list(plan.notes),
+        }
+
+    def as_text(self) -> str:
+        """Return the plan as people read it."""
+        lines = [self.name if self.resolution is None else self.resolution.name]
+        if self.resolution is not None:
+            lines += _resolved_text(self.resolution)
+        if self.costs is not None:
+            lines += self.costs.as_text()
+        if self.prepared is not None:
+            lines += _planned_text(self.prepared)
+        if self.error is not None:
+            lines.append("  CANNOT BE BUILT HERE")
+            lines += [f"    {line}" for line in str(self.error).splitlines()]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a build fetches and keeps, in bytes, before anything is fetched."""
+
+    sources: int
+    sources_to_fetch: int
+    toolchain_to_fetch: int
+    toolchain_disk: int
+
+    def as_text(self) -> list[str]:
+        """Return the costs as lines of a plan."""
+        total = self.sources_to_fetch + self.toolchain_to_fetch
+        what = f"{size(total)} to download" if total else "nothing to download"
+        return [f"  costs      {what}; toolchain takes {size(self.toolchain_disk)} more on disk"
+                if self.toolchain_disk else f"  costs      {what}"]  # fmt: skip
+
+
+def explain(name: str, resolve: Callable[[str], Resolution], options: Options, reporter: Reporter) -> PlanReport:
+    """Plan one recipe; errors become part of the report."""
+    resolution, costs = None, None
+    try:
+        resolution = resolve(name)
+        costs = _costs(resolution, options)
+        prepared = prepare(resolution, options, reporter) if resolution.strategy == "compile" else None
+    except SmwheelError as error:
+        return PlanReport(name, resolution, None, costs, error)
+    return PlanReport(name, resolution, prepared, costs, None)
+
+
+def _costs(resolution: Resolution, options: Options) -> Costs:
+    cache = cache_dir()
+    store = Store(cache / "store")
+    sources = sources_of(resolution)
+    fetch = sum(source.size for source in sources if store.path(source.sha256) is None)
+    tools = None
+    if resolution.strategy == "compile":
+        tools = toolchain.describe(
+            cuda_home=options.cuda_home,
+            components=resolution.data.toolchain.components,
+            version_spec=f"=={resolution.stack.cuda}.*",
+            cache_root=cache,
+        )
+    return Costs(
+        sources=sum(source.size for source in sources),
+        sources_to_fetch=fetch,
+        toolchain_to_fetch=tools.download if tools else 0,
+        toolchain_disk=tools.disk if tools else 0,
+    )
+
+
+def _resolved_json(resolution: Resolution) -> dict[str, Any]:
+    data = resolution.data
+    return {
+        "version": resolution.version,
+        "strategy": resolution.strategy,
+        "request": resolution.request.code,
+        "arch": resolution.arch.code,
+        "why": resolution.why,
+        "warning": resolution.warning,
+        "stack": {
+            "name": resolution.stack.name,
+            "cuda": resolution.stack.cuda,
+            "torch": resolution.stack.torch,
+            "python": resolution.stack.python,
+        },
+        "pins": resolution.stack.recipes,
+        "profile": resolution.profile,
+        "sources": [source.model_dump() for source in sources_of(resolution)],
+        "system": [need.model_dump() for need in data.system],
+        "defines": data.build.environment if data.build else {},
+    }
+
+
+def _resolved_text(resolution: Resolution) -> list[str]:
+    stack = resolution.stack
+    lines = [
+        f"  arch       {resolution.request} means {resolution.arch.sm}: {resolution.why}",
+        f"  stack      {stack.name}: CUDA {stack.cuda}, torch {stack.torch}",
+        f"  strategy   {resolution.strategy}" + (f", profile {resolution.profile}" if resolution.profile else ""),
+    ]
+    if resolution.warning:
+        lines.append(f"  WARNING    {resolution.warning}")
+    lines += [f"  source     {source.file}  {size(source.size)}  sha256 {source.sha256}"
+              for source in sources_of(resolution)]  # fmt: skip
+    return lines
+
+
+def _planned_text(prepared: Prepared) -> list[str]:
+    plan, sandbox = prepared.plan, prepared.site.sandbox
+    kinds = Counter(unit.kind for unit in plan.units)
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    network = "allowed" if sandbox.network else "none"
+    return [
+        f"  toolchain  CUDA {plan.toolchain['version']} ({plan.toolchain['origin']})",
+        f"  host       {plan.host.compiler}; {plan.host.libc}",
+        f"  sandbox    paths {'fixed' if sandbox.namespaces else 'of this machine'}, network {network}"
+        + (f" ({sandbox.reason})" if sandbox.reason else ""),
+        f"  modules    {len(plan.modules)}",
+        f"  units      {len(plan.units)}: {counted}",
+        *(f"  left out   {name}: {reason}" for name, reason in plan.excluded),
+        *(f"  NOT FOUND  {name}" for name in plan.missing),
+        *(f"  note       {note}" for note in plan.notes),
+        f"  version    {plan.label}",
+        f"  plan       {plan.fingerprint}",
+    ]

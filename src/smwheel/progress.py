@@ -1,0 +1,134 @@
+"""What a build says while it runs: stages, units done, time left, finished modules and wheels.
+
+Plain lines when there is no terminal; with one, the unit count stays on a line of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+
+from smwheel.errors import UsageError
+
+MIB = 1 << 20
+QUIET_SECONDS = 20.0
+"""Without a terminal, the unit count is printed at most this often."""
+
+
+@dataclass
+class Reporter:
+    """Prints a build's progress on standard error, so that `--json` has standard output to itself."""
+
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    started: float = field(default_factory=time.monotonic)
+
+    def stage(self, name: str, text: str) -> None:
+        """Say that a stage begins or what it found, e.g. `sources   flashinfer_python-0.7.2.tar.gz (52 MiB)`."""
+        self.console.print(f"[bold]{escape(name):<11}[/] {escape(text)}")
+
+    def line(self, text: str) -> None:
+        """Say one thing below the current stage."""
+        self.console.print(f"{'':<11} {escape(text)}")
+
+    def warn(self, text: str) -> None:
+        """Say something that the user should act on or know."""
+        self.console.print(f"[bold yellow]warning[/]     {escape(text)}")
+
+    @contextmanager
+    def units(self, total: int, seconds: float | None) -> Iterator[UnitProgress]:
+        """Show the units of a build; `seconds` is the expected time of all of them, None if unknown."""
+        progress = UnitProgress(self, total, seconds)
+        with progress:
+            yield progress
+
+
+class UnitProgress:
+    """The running count of a build's units."""
+
+    def __init__(self, reporter: Reporter, total: int, expected: float | None) -> None:
+        self._reporter = reporter
+        self._total = total
+        self._expected = expected
+        self._begun = time.monotonic()
+        self._last = self._begun
+        self._bar: Progress | None = None
+        if reporter.console.is_terminal and sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("compile    "),
+                BarColumn(bar_width=30),
+                TextColumn("{task.completed}/{task.total} units  {task.description}"),
+                console=reporter.console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, unit: str) -> None:
+        """Say that `done` units are finished, `unit` the last of them."""
+        left = self._left(done)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=f"{left}  {unit[-60:]}")
+            return
+        now = time.monotonic()
+        if now - self._last >= QUIET_SECONDS or done == self._total:
+            self._last = now
+            self._reporter.line(f"{done}/{self._total} units  {left}")
+
+    def _left(self, done: int) -> str:
+        elapsed = time.monotonic() - self._begun
+        if done == 0:
+            return "" if self._expected is None else f"about {duration(self._expected)} left"
+        share = done / self._total
+        by_count = elapsed / share * (1 - share)
+        if self._expected is not None:
+            # Units differ 60-fold: the expectation counts most at the start, what was seen most at the end.
+            by_count = share * by_count + (1 - share) * max(self._expected - elapsed, 0.0)
+        return f"about {duration(by_count)} left"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them, e.g. `45 s`, `3 min 20 s`, `1 h 40 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{round(whole / 60)} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(count: int) -> str:
+    """Return bytes as people say them, e.g. `640 KiB`, `52.1 MiB`, `5.2 GiB`."""
+    if count < MIB:
+        return f"{max(1, round(count / 1024))} KiB"
+    return f"{count / MIB:.1f} MiB" if count < 1024 * MIB else f"{count / (1 << 30):.1f} GiB"
+
+
+def parse_size(text: str | None) -> int | None:
+    """Return bytes for `24G`, `512M` or `1.5GiB`; G and M mean GiB and MiB everywhere in smwheel.
+
+    Raises:
+        UsageError: the text is no size.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is no size", cure="write it as 24G or 512M (GiB, MiB)")
+    return int(float(match[1]) * (1 << {"K": 10, "M": 20, "G": 30, "T": 40}[match[2].upper()]))
