@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from smwheel.errors import BuildEnvironmentError, HashMismatchError, NetworkError, SystemNeedError
+from smwheel.errors import (
+    BuildEnvironmentError,
+    HashMismatchError,
+    NetworkError,
+    SmwheelError,
+    SystemNeedError,
+)
 from smwheel.locks import locked
 from smwheel.sources.store import file_digest
 from smwheel.system import install_command
@@ -212,10 +218,10 @@ def _install(environment: BuildEnvironment, requirements_file: Path) -> None:
     command += ["--require-hashes", "--only-binary", ":all:", "--retries", "2", "-r", requirements_file.absolute()]
     result = _run(command)
     if result.returncode:
-        raise _why(result.stdout + result.stderr, requirements_file)
+        raise explain(result.stdout + result.stderr, requirements_file)
 
 
-def _why(output: str, requirements_file: Path) -> Exception:
+def explain(output: str, requirements_file: Path) -> SmwheelError:
     """Return the error that pip's output amounts to."""
     where = str(requirements_file)
     if "DO NOT MATCH THE HASHES" in output:
