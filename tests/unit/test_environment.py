@@ -42,7 +42,7 @@ def test_locked_versions_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_locked_is_refused(tmp_path: Path, line: str) -> None:
-    with pytest.raises(BuildEnvironmentError, match="not pinned|no requirement") as caught:
+    with pytest.raises(BuildEnvironmentError, match=r"not pinned|no requirement") as caught:
         read_locked(write(tmp_path, line + "\n"))
     assert caught.value.where.endswith("demo.txt")
 
