@@ -153,7 +153,9 @@ def sources_of(resolution: Resolution) -> list[Source]:
     if resolution.strategy == "thin":
         thin = resolution.data.thin
         return [source for source in wanted if thin is not None and source.id == thin.source]
-    return [source for source in wanted if source.kind == "sdist" or source.publish]
+    build = resolution.data.build
+    tree = resolution.data.source(build.source).id if build is not None else ""
+    return [source for source in wanted if source.id == tree or source.publish]
 
 
 def fetch_sources(resolution: Resolution, store: Store, options: Options, reporter: Reporter) -> dict[str, Path]:
@@ -178,19 +180,29 @@ def prepare(resolution: Resolution, options: Options, reporter: Reporter) -> Pre
     Raises:
         SmwheelError: of the kind of what is missing or wrong.
     """
-    site = _site(resolution, options, reporter)
+    site = make_site(resolution, options, reporter)
+    return Prepared(plan_of(site), site)
+
+
+def plan_of(site: Site) -> Plan:
+    """Ask the generator for modules and units, and return the plan that they complete.
+
+    Raises:
+        SystemNeedError: there is no compiler.
+        BuildError: the generator failed.
+        UsageError: nothing matches the modules that were asked for.
+    """
     response = _modules(site)
     compiler, libc = system.require_compiler(), f"glibc {system.glibc_version()}"
-    sandbox = site.sandbox
+    sandbox, tools = site.sandbox, site.toolchain
     paths = "fixed" if sandbox.namespaces else digest([str(bind.real) for bind in sandbox.binds])
-    tools = site.toolchain
-    plan = Plan(
-        resolution=resolution,
+    return Plan(
+        resolution=site.resolution,
         toolchain={"version": str(tools.version), "origin": tools.origin, "digest": tools.fingerprint},
         environment=site.environment.fingerprint,
         tree=site.tree.digest,
         generator=site.scripts,
-        host=Host(f"{compiler.version} {compiler.target}", libc, options.base_image, paths),
+        host=Host(f"{compiler.version} {compiler.target}", libc, site.options.base_image, paths),
         modules=tuple(Module(m.name, m.family, m.library, tuple(m.units)) for m in response.modules),
         units=tuple(
             Unit(
@@ -210,10 +222,14 @@ def prepare(resolution: Resolution, options: Options, reporter: Reporter) -> Pre
         missing=tuple(response.missing),
         notes=tuple(response.notes),
     )
-    return Prepared(plan, site)
 
 
-def _site(resolution: Resolution, options: Options, reporter: Reporter) -> Site:
+def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> Site:
+    """Bring everything that a build works with to this machine's cache and work directory.
+
+    Raises:
+        SmwheelError: of the kind of what is missing or wrong.
+    """
     build = resolution.data.build
     assert build is not None  # noqa: S101 - the recipe's model demands it for compile
     cache = cache_dir()
@@ -222,7 +238,7 @@ def _site(resolution: Resolution, options: Options, reporter: Reporter) -> Site:
     files = fetch_sources(resolution, store, options, reporter)
     recipe_dir = resolution.recipe.directory
     env = environment.make(requirements_file=recipe_dir / build.requirements, cache_root=cache, offline=options.offline)
-    source = resolution.data.source("sdist")
+    source = resolution.data.source(build.source)
     tree = make_tree(resolution.recipe, build, source, files[source.id], cache / "trees")
     compiler, libc = system.require_compiler(), f"glibc {system.glibc_version()}"
     key = digest([tree.digest, tools.fingerprint, compiler.version, compiler.target, libc, options.base_image])[:12]

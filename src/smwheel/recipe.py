@@ -135,6 +135,7 @@ class Link(Strict):
 class Build(Strict):
     """How the package is built from its source tree."""
 
+    source: str = Field(default="sdist", description="id or kind of the source that the tree is made of")
     generator: str = Field(default="", description="script beside the recipe that speaks the generator protocol")
     requirements: str = Field(description="hash-locked requirements of the build environment, beside the recipe")
     environment: dict[str, str] = {}
