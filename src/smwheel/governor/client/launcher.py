@@ -1,0 +1,15 @@
+"""Start of the launcher: `python3 -I -S launcher.py [--governor DIR] [--unit ID] [--] COMMAND…`.
+
+A file of few lines: the interpreter compiles the file it is given each time, and only what that imports is cached.
+"""
+
+import sys
+from pathlib import Path
+
+# Appended, so that nothing beside this package hides the standard library.
+sys.path.append(str(Path(__file__).parents[3]))
+
+from smwheel.governor.client.run import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

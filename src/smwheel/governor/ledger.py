@@ -1,0 +1,213 @@
+"""What units took, kept in the cache from build to build, and what follows for the next.
+
+A prediction is the first of: the same unit (same recipe, architecture, toolkit and flags); the same unit of
+another version, toolkit or set of flags; the unit's family; the recipe's `costs.tsv`; a prior of 4 GiB.
+"""
+
+from __future__ import annotations
+
+import csv
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from smwheel.errors import RecipeError
+from smwheel.governor.prediction import PRIOR, PRIOR_SECONDS, Prediction, Source
+
+MIB = 1 << 20
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS costs (
+    recipe TEXT NOT NULL, version TEXT NOT NULL, unit TEXT NOT NULL, family TEXT NOT NULL, arch TEXT NOT NULL,
+    toolkit TEXT NOT NULL, flags TEXT NOT NULL, peak INTEGER NOT NULL, cpu REAL NOT NULL, wall REAL NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (recipe, version, unit, arch, toolkit, flags)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS family ON costs (recipe, family, arch);
+"""
+
+_SAME = "recipe=? AND version=? AND unit=? AND arch=? AND toolkit=? AND flags=?"
+_OTHER = "recipe=? AND unit=? AND arch=?"
+_FAMILY = "recipe=? AND family=? AND arch=?"
+
+
+@dataclass(frozen=True)
+class Build:
+    """What all units of a build have in common: the key of the ledger, but for the unit."""
+
+    recipe: str
+    version: str
+    arch: str
+    toolkit: str
+    flags: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one unit took: peak in bytes, seconds of CPU and of wall time."""
+
+    recipe: str
+    version: str
+    unit: str
+    family: str
+    arch: str
+    toolkit: str
+    flags: str
+    peak: int
+    cpu: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """A line of a recipe's `costs.tsv`; `unit` is a unit's id or an fnmatch pattern, `peak_mib` is in MiB."""
+
+    version: str
+    arch: str
+    unit: str
+    family: str
+    cpu_s: float
+    peak_mib: float
+    kind: Literal["measured", "guessed"]
+
+
+class Ledger:
+    """The SQLite file of all costs. Many builds may use it at once; each write is a transaction of its own."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the ledger, or begin one."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._open() as database:
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        database = sqlite3.connect(self.path, timeout=30)
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()
+
+    def record(self, cost: Cost) -> None:
+        """Keep what a unit took, in place of what the same unit took before."""
+        with self._open() as database:
+            database.execute(
+                "INSERT OR REPLACE INTO costs VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+                (*asdict(cost).values(), time.time()),
+            )
+
+    def all(self, recipe: str | None = None) -> list[Cost]:
+        """Return every cost, of one recipe or of all, heaviest first."""
+        names = ", ".join(field.name for field in fields(Cost))
+        with self._open() as database:
+            rows = database.execute(
+                f"SELECT {names} FROM costs WHERE ? IS NULL OR recipe=? ORDER BY peak DESC, unit",  # noqa: S608
+                (recipe, recipe),
+            ).fetchall()
+        return [Cost(*row) for row in rows]
+
+    def predict(  # noqa: PLR0917  # the parts of one key, in its order
+        self,
+        recipe: str,
+        version: str,
+        unit: str,
+        family: str,
+        arch: str,
+        toolkit: str,
+        flags_digest: str,
+        costs_tsv: Iterable[CostRow] = (),
+    ) -> Prediction:
+        """Return what a unit is expected to need, from the best source there is."""
+        keys = (
+            (Source.SAME, _SAME, (recipe, version, unit, arch, toolkit, flags_digest)),
+            (Source.VERSION, _OTHER, (recipe, unit, arch)),
+            (Source.FAMILY, _FAMILY, (recipe, family, arch)),
+        )
+        with self._open() as database:
+            for source, where, values in keys:
+                if source is Source.FAMILY and not family:
+                    continue
+                peak, cpu = database.execute(
+                    f"SELECT max(peak), avg(cpu) FROM costs WHERE {where}",  # noqa: S608
+                    values,
+                ).fetchone()
+                if peak is not None:
+                    return Prediction.of(peak, cpu, source)
+        return predict_from_rows(costs_tsv, version=version, unit=unit, family=family, arch=arch)
+
+
+def predict_from_rows(rows: Iterable[CostRow], *, version: str, unit: str, family: str, arch: str) -> Prediction:
+    """Return what a recipe's costs say of a unit, or the prior.
+
+    Of the rows for the unit the one of the same version and architecture is best, then the heaviest; rows that
+    match by family alone come after those that match by the unit.
+    """
+    by_unit = [row for row in rows if row.unit and (row.unit == unit or fnmatchcase(unit, row.unit))]
+    by_family = [row for row in rows if family and row.family == family]
+    for matching in (by_unit, by_family):
+        if matching:
+            best = max(
+                matching,
+                key=lambda row: (row.unit == unit, row.version == version, row.arch == arch, row.peak_mib),
+            )
+            return Prediction.of(best.peak_mib * MIB, best.cpu_s or PRIOR_SECONDS, Source.COSTS)
+    return PRIOR
+
+
+def read_costs_tsv(path: Path) -> list[CostRow]:
+    """Read a recipe's `costs.tsv`.
+
+    Raises:
+        RecipeError: a column is missing, or a value is no number; names the line.
+
+    """
+    names = [field.name for field in fields(CostRow)]
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader((line for line in file if not line.startswith("#")), delimiter="\t")
+        missing = [name for name in names if name not in (reader.fieldnames or [])]
+        if missing:
+            raise RecipeError(
+                f"columns are missing: {', '.join(missing)}",
+                where=str(path),
+                cure=f"the first line must be: {' '.join(names)} (separated by tabs)",
+            )
+        rows = []
+        for line in reader:
+            try:
+                row = CostRow(
+                    version=line["version"],
+                    arch=line["arch"],
+                    unit=line["unit"],
+                    family=line["family"],
+                    cpu_s=float(line["cpu_s"]),
+                    peak_mib=float(line["peak_mib"]),
+                    kind="measured" if line["kind"] == "measured" else "guessed",
+                )
+            except (TypeError, ValueError) as error:
+                raise RecipeError(
+                    f"line {reader.line_num} cannot be read: {error}",
+                    where=str(path),
+                    cure="cpu_s and peak_mib are numbers, kind is measured or guessed",
+                ) from None
+            rows.append(row)
+    return rows
+
+
+def write_costs_tsv(path: Path, costs: Iterable[Cost]) -> int:
+    """Write costs as a recipe ships them, all `measured`; return how many there are."""
+    lines = ["\t".join(field.name for field in fields(CostRow))]
+    lines += [
+        f"{c.version}\t{c.arch}\t{c.unit}\t{c.family}\t{c.cpu:.1f}\t{c.peak / MIB:.0f}\tmeasured"
+        for c in sorted(costs, key=lambda c: (c.version, c.arch, c.unit))
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return len(lines) - 1
