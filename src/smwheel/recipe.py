@@ -195,12 +195,11 @@ class Expect(Strict):
 
 
 class Stub(Strict):
-    """A small module of ours that takes the place of a library left without code for the target."""
+    """A small module of ours for the place of a library, where that is left without code for the target."""
 
     replaces: str = Field(description="pattern of the file in the wheel, e.g. sgl_kernel/flash_ops.abi3.so")
     file: str = Field(description="the stub beside the recipe")
     path: str = Field(description="where it goes in the wheel")
-    unless: list[str] = Field(default=[], description="architecture numbers that the library does serve")
     reason: str
 
 
@@ -209,8 +208,10 @@ class Thin(Strict):
 
     source: str = Field(default="wheel", description="id of the published wheel among the sources")
     stubs: list[Stub] = []
-    drop: list[str] = Field(default=[], description="patterns of files left out, with no change of behaviour")
-    notice: str = ""
+    drop: dict[str, str] = Field(
+        default={}, description="pattern of files left out, with no change of behaviour → why there is none"
+    )
+    licenses: list[str] = Field(default=[], description="licence texts beside the recipe, added to the wheel")
 
 
 class RecipeVersion(Strict):

@@ -140,14 +140,13 @@ def _pointers(image: Image, buffer: Buffer) -> Iterator[_Pointer]:
     for section in image.sections:
         if not section.loaded:
             continue
-        data = buffer[section.offset : section.end]
-        match section.kind:
-            case k if k == SHT_REL:
-                raise CannotCutError("it has relocations without addends")
-            case k if k == SHT_RELA:
-                yield from _rela(data, section.offset, RELATIVE[image.machine])
-            case k if k == SHT_RELR:
-                yield from _relr(image, buffer, data)
+        if section.kind == SHT_REL:
+            raise CannotCutError("it has relocations without addends")
+        if section.kind == SHT_RELA:
+            data = buffer[section.offset : section.end]
+            yield from _rela(data, section.offset, RELATIVE[image.machine])
+        if section.kind == SHT_RELR:
+            yield from _relr(image, buffer, buffer[section.offset : section.end])
 
 
 def _rela(data: Buffer, start: int, relative: int) -> Iterator[_Pointer]:
