@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 
 def make_so(
@@ -27,38 +29,55 @@ def make_so(
     `asks` are undefined symbols, `brings` exported ones, `needed` sonames; `versions` maps a version name
     like `GLIBCXX_3.4.30` to the soname that it is asked of; `fatbin` becomes the section `.nv_fatbin`.
     """
-    work = path.parent / f".{path.name}.work"
-    work.mkdir(parents=True)
-    source = "".join(f"void {name}(void);\n" for name in asks)
-    source += "".join(f"void {name}(void) {{}}\n" for name in brings)
-    by_library: dict[str, list[str]] = {name: [] for name in needed}
-    for version, library in (versions or {}).items():
-        by_library.setdefault(library, []).append(version)
-    stubs = [_stub(work, name, asked) for name, asked in by_library.items()]
-    calls = [*asks, *(_symbol(version) for version in versions or {})]
-    source += "".join(f"void {_symbol(version)}(void);\n" for version in versions or {})
-    source += "void made_for_a_test(void) {" + "".join(f"{name}();" for name in calls) + "}\n"
-    if fatbin is not None:
-        blob = work / "fatbin"
-        blob.write_bytes(fatbin)
-        source += (
-            f'__asm__(".section .nv_fatbin,\\"a\\"\\n.balign 8\\n.incbin \\"{blob}\\"\\n.previous\\n");\n'
-        )
-    code = work / "source.c"
-    code.write_text(source)
-    command = ["gcc", "-shared", "-fPIC", "-nostdlib", "-w", "-o", str(path), str(code), *flags]
-    command += [f"-Wl,-soname,{soname}"] if soname else []
-    command += [f"-Wl,-rpath,{rpath}"] if rpath else []
-    subprocess.run([*command, "-Wl,--no-as-needed", *map(str, stubs)], check=True)
+    options = [*flags]
+    options += [f"-Wl,-soname,{soname}"] if soname else []
+    options += [f"-Wl,-rpath,{rpath}"] if rpath else []
+    asked = tuple((versions or {}).items())
+    path.write_bytes(_linked(tuple(asks), tuple(brings), tuple(needed), asked, fatbin, tuple(options)))
     return path
+
+
+@cache
+def _linked(
+    asks: tuple[str, ...],
+    brings: tuple[str, ...],
+    needed: tuple[str, ...],
+    versions: tuple[tuple[str, str], ...],
+    fatbin: bytes | None,
+    options: tuple[str, ...],
+) -> bytes:
+    by_library: dict[str, list[str]] = {name: [] for name in needed}
+    for version, library in versions:
+        by_library.setdefault(library, []).append(version)
+    stubs = [_stub(name, tuple(asked)) for name, asked in by_library.items()]
+    calls = [*asks, *(_symbol(version) for version, _ in versions)]
+    source = "".join(f"void {name}(void);\n" for name in calls)
+    source += "".join(f"void {name}(void) {{}}\n" for name in brings)
+    source += "void made_for_a_test(void) {" + "".join(f"{name}();" for name in calls) + "}\n"
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        if fatbin is not None:
+            (work / "fatbin").write_bytes(fatbin)
+            source += (
+                f'__asm__(".section .nv_fatbin,\\"a\\"\\n.balign 8\\n.incbin \\"{work}/fatbin\\"\\n.previous\\n");\n'
+            )
+        (work / "source.c").write_text(source)
+        base = ["gcc", "-shared", "-fPIC", "-nostdlib", "-w", "-o", f"{work}/made", f"{work}/source.c"]
+        subprocess.run([*base, *options, "-Wl,--no-as-needed", *map(str, stubs)], check=True)
+        return (work / "made").read_bytes()
 
 
 def _symbol(version: str) -> str:
     return "of_" + version.replace(".", "_")
 
 
-def _stub(work: Path, soname: str, versions: list[str]) -> Path:
-    made, source, script = work / f"{soname}.stub", work / "stub.c", work / "stub.map"
+_STUBS = tempfile.TemporaryDirectory(prefix="stubs-")
+
+
+@cache
+def _stub(soname: str, versions: tuple[str, ...]) -> Path:
+    work = Path(tempfile.mkdtemp(dir=_STUBS.name))
+    made, source, script = work / soname, work / "stub.c", work / "stub.map"
     source.write_text("".join(f"void {_symbol(version)}(void) {{}}\n" for version in versions))
     command = ["gcc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", str(made), str(source)]
     if versions:

@@ -44,6 +44,9 @@ def test_facts(library: Path) -> None:
     assert facts.python_symbols == {"PyType_FromSpec", "_PyErr_Print"}
     assert "_ZN3c105ErrorEv" in facts.undefined
     assert "PyInit_ops" in facts.exported
+    assert facts.asked_of["of_GLIBC_2_27"] == "libc.so.6"
+    assert facts.asked_of["of_GLIBCXX_3_4_22"] == "libstdc++.so.6"
+    assert "PyType_FromSpec" not in facts.asked_of
 
 
 def test_every_way_of_reading_gives_the_same(library: Path) -> None:
@@ -59,9 +62,7 @@ def test_every_way_of_reading_gives_the_same(library: Path) -> None:
 
 
 def test_symbols_equal_what_nm_says(library: Path) -> None:
-    printed = subprocess.run(
-        ["nm", "-D", "-u", str(library)], check=True, capture_output=True, text=True
-    ).stdout
+    printed = subprocess.run(["nm", "-D", "-u", str(library)], check=True, capture_output=True, text=True).stdout
     names = {line.split()[-1].partition("@")[0] for line in printed.splitlines() if line.split()[-2] == "U"}
     assert read_elf(library).undefined == names
 
@@ -115,9 +116,7 @@ def test_policy_of_an_unknown_future() -> None:
 
 
 def test_packed_relocations_need_glibc_2_36(tmp_path: Path) -> None:
-    made = make_so(
-        tmp_path / "a.so", versions={"GLIBC_ABI_DT_RELR": "libc.so.6", "GLIBC_PRIVATE": "libc.so.6"}
-    )
+    made = make_so(tmp_path / "a.so", versions={"GLIBC_ABI_DT_RELR": "libc.so.6", "GLIBC_PRIVATE": "libc.so.6"})
     facts = read_elf(made)
     assert facts.version("GLIBC") == "2.36"
     assert facts.private == ("GLIBC_PRIVATE",)

@@ -40,6 +40,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section index, value, s
 _VERNEED = struct.Struct("<HHIII")  # version, count, file, first auxiliary, next
 _VERNAUX = struct.Struct("<IHHII")  # hash, flags, index, name, next
 _WEAK, _LOCAL = 2, 0
+_VERSION_MASK = 0x7FFF  # the highest bit hides a version, it is no part of the number
 _VERSION_SPACES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 
 # The lowest manylinux policy, as the minor of glibc 2, whose systems have the version named: what the GNU C++
@@ -88,7 +89,8 @@ class ElfFacts:
     `needed` keeps the file's order. `undefined` are names that some other library must bring when this one is
     loaded, `weak_undefined` those that may stay absent; `exported` are those it brings. `versions` maps each
     namespace (GLIBC, GLIBCXX, CXXABI, GCC) to the highest version asked for; `private` are version names that
-    no release promises (`GLIBC_PRIVATE`).
+    no release promises (`GLIBC_PRIVATE`). `asked_of` gives, for undefined names with a version, the library that the
+    version is asked of.
     """
 
     machine: str
@@ -101,6 +103,7 @@ class ElfFacts:
     undefined: frozenset[str] = frozenset()
     weak_undefined: frozenset[str] = frozenset()
     exported: frozenset[str] = frozenset()
+    asked_of: Mapping[str, str] = field(default_factory=dict)
 
     def version(self, space: str) -> str:
         """Return the highest version asked for in a namespace, e.g. `2.27` for `GLIBC`; "" if none."""
@@ -285,8 +288,9 @@ def _facts(file: Seekable, where: str) -> ElfFacts:
         tags.setdefault(str(tag.entry.d_tag), []).append(tag.entry.d_val)
     tables = _Tables(file, elf, tags, where)
     names = tables.strings
-    versions, private = _highest(tables.version_needs())
-    undefined, weak, exported = tables.symbols()
+    needs = dict(tables.version_needs())
+    versions, private = _highest(version for version, _ in needs.values())
+    names_of = tables.symbols(needs)
     return ElfFacts(
         machine=machine,
         soname=next((names(at) for at in tags.get("DT_SONAME", [])), ""),
@@ -295,9 +299,10 @@ def _facts(file: Seekable, where: str) -> ElfFacts:
         runpath=_paths(names, tags.get("DT_RUNPATH", [])),
         versions=versions,
         private=private,
-        undefined=undefined,
-        weak_undefined=weak,
-        exported=exported,
+        undefined=frozenset(names_of.undefined),
+        weak_undefined=frozenset(names_of.weak),
+        exported=frozenset(names_of.exported),
+        asked_of=names_of.asked_of,
     )
 
 
@@ -317,6 +322,14 @@ class _Strings:
         if end < 0 or offset < 0:
             raise MalformedError(f"names a string at {offset}, outside its string table", where=self._where)
         return self.data[offset:end].decode("utf-8", "surrogateescape")
+
+
+@dataclass
+class _Names:
+    undefined: set[str] = field(default_factory=set)
+    weak: set[str] = field(default_factory=set)
+    exported: set[str] = field(default_factory=set)
+    asked_of: dict[str, str] = field(default_factory=dict)
 
 
 class _Tables:
@@ -352,8 +365,8 @@ class _Tables:
             raise MalformedError(f"ends inside its {name} table", where=self._where)
         return data
 
-    def version_needs(self) -> Iterator[str]:
-        """Yield the version names asked for, e.g. `GLIBC_2.27`, file by file."""
+    def version_needs(self) -> Iterator[tuple[int, tuple[str, str]]]:
+        """Yield each version's number in this file, its name (`GLIBC_2.27`) and the library it is asked of."""
         address, count = self._tag("DT_VERNEED"), self._tag("DT_VERNEEDNUM")
         if address is None or not count:
             return
@@ -363,11 +376,11 @@ class _Tables:
         data = self._file.read(min(room, 16 * (len(self.strings.data) + count)))
         at = 0
         for _ in range(count):
-            _, auxiliaries, _, first, following = _VERNEED.unpack_from(data, at)
+            _, auxiliaries, library, first, following = _VERNEED.unpack_from(data, at)
             step = at + first
             for _ in range(auxiliaries):
-                _, _, _, name, onward = _VERNAUX.unpack_from(data, step)
-                yield self.strings(name)
+                _, _, number, name, onward = _VERNAUX.unpack_from(data, step)
+                yield number & _VERSION_MASK, (self.strings(name), self.strings(library))
                 if not onward:
                     break
                 step += onward
@@ -375,24 +388,26 @@ class _Tables:
                 break
             at += following
 
-    def symbols(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """Return the names that are undefined, weakly undefined, and exported."""
+    def symbols(self, needs: Mapping[int, tuple[str, str]]) -> _Names:
+        """Return the names of the symbol table, sorted out."""
+        found = _Names()
         if self._tag("DT_SYMTAB") is None:
-            return frozenset(), frozenset(), frozenset()
-        table = self._at("DT_SYMTAB", _SYMBOL.size * self._symbol_count())
-        text = self.strings.data
-        undefined: set[bytes] = set()
-        weak: set[bytes] = set()
-        exported: set[bytes] = set()
-        for name, info, other, section, _, _ in _SYMBOL.iter_unpack(table):
+            return found
+        count = self._symbol_count()
+        table, text = self._at("DT_SYMTAB", _SYMBOL.size * count), self.strings.data
+        versions = self._at("DT_VERSYM", 2 * count) if self._tag("DT_VERSYM") is not None else bytes(2 * count)
+        numbers = struct.unpack(f"<{count}H", versions)
+        for (name, info, other, section, _, _), number in zip(_SYMBOL.iter_unpack(table), numbers, strict=True):
             if info >> 4 == _LOCAL or not name:
                 continue
-            word = text[name : text.index(b"\0", name)]
+            word = text[name : text.index(b"\0", name)].decode("utf-8", "surrogateescape")
             if section == 0:
-                (weak if info >> 4 == _WEAK else undefined).add(word)
+                (found.weak if info >> 4 == _WEAK else found.undefined).add(word)
+                if number & _VERSION_MASK in needs:
+                    found.asked_of[word] = needs[number & _VERSION_MASK][1]
             elif other & 3 in (0, 3):  # STV_DEFAULT, STV_PROTECTED
-                exported.add(word)
-        return _decoded(undefined), _decoded(weak), _decoded(exported)
+                found.exported.add(word)
+        return found
 
     def _symbol_count(self) -> int:
         """Return the symbol table's length: from its section's size, else from the loader's hash tables."""
@@ -405,9 +420,7 @@ class _Tables:
             return int(struct.unpack_from("<II", self._at("DT_HASH", 8))[1])
         if self._tag("DT_GNU_HASH") is not None:
             return self._gnu_hash_count()
-        raise MalformedError(
-            "has neither section headers nor a hash table: its symbols are unknown", where=self._where
-        )
+        raise MalformedError("has neither section headers nor a hash table: its symbols are unknown", where=self._where)
 
     def _gnu_hash_count(self) -> int:
         buckets, first, bloom, _ = struct.unpack("<IIII", self._at("DT_GNU_HASH", 16))
@@ -422,10 +435,6 @@ class _Tables:
         while not struct.unpack_from("<I", chains, 4 * (last - first))[0] & 1:
             last += 1
         return int(last) + 1
-
-
-def _decoded(names: set[bytes]) -> frozenset[str]:
-    return frozenset(name.decode("utf-8", "surrogateescape") for name in names)
 
 
 def _highest(names: Iterable[str]) -> tuple[dict[str, tuple[int, ...]], tuple[str, ...]]:
