@@ -7,6 +7,7 @@ left behind is no obstacle to the next one, and nothing has to guess whether a p
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from contextlib import contextmanager
@@ -19,13 +20,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _POLL_SECONDS = 0.1
+_SILENT_SECONDS = 2.0
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
 def locked(path: Path, *, timeout: float = 3600.0) -> Iterator[None]:
     """Hold the lock file `path` (made with its folder when missing) for the length of the block.
 
-    Waits up to `timeout` seconds for a live holder, then raises LockedError that names the holder's process id.
+    Waits up to `timeout` seconds for a live holder, and says so after the first two.
+
+    Raises:
+        LockedError: it is still held then; names the holder's process id.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -39,18 +45,26 @@ def locked(path: Path, *, timeout: float = 3600.0) -> Iterator[None]:
 
 
 def _acquire(descriptor: int, path: Path, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
+    begun = time.monotonic()
+    said = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
-                holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
+            waited = time.monotonic() - begun
+            if waited >= timeout:
                 raise LockedError(
-                    f"held by process {holder} for more than {timeout:.0f} s",
+                    f"held by process {_holder(descriptor)} for more than {timeout:.0f} s",
                     where=str(path),
                     cure="wait until that process has finished, or end it, and run the same command again",
                 ) from None
+            if waited >= _SILENT_SECONDS and not said:
+                _log.warning("waiting for process %s, which holds %s", _holder(descriptor), path)
+                said = True
             time.sleep(_POLL_SECONDS)
         else:
             return
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"

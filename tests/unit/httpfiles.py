@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass
@@ -64,11 +69,19 @@ class _Handler(BaseHTTPRequestHandler):
 class Server:
     """Runs the server for the length of a `with` block; gives its `Files`."""
 
+    def __init__(self, certificate: Path | None = None) -> None:
+        self.certificate = certificate
+
     def __enter__(self) -> Files:
         self.files = Files()
         handler = type("Handler", (_Handler,), {"files": self.files})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.files.url = f"http://127.0.0.1:{self._server.server_port}"
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if self.certificate is None else "https"
+        self.files.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
         return self.files

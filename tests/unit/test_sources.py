@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +24,6 @@ from smwheel.sources.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NAME = "demo_pkg-1.0.tar.gz"
 DATA = os.urandom(300_000)
@@ -240,9 +240,29 @@ def test_credentials_come_from_netrc(
     assert bring(store, index(files)).read_bytes() == DATA
 
 
-def _bring_in_process(root: str, url: str) -> None:
-    from pathlib import Path
+CERTIFICATE = Path(__file__).parent.parent / "fixtures/loopback.pem"
 
+
+def test_a_host_is_trusted_by_its_certificate_or_by_name(store: Store) -> None:
+    with Server(CERTIFICATE) as files:
+        files.content["/simple/demo-pkg/"] = html_page(f"/files/{NAME}")
+        files.content["/files/" + NAME] = DATA
+        url = files.url + "/simple"
+        with pytest.raises(NetworkError, match="certificate"):
+            bring(store, IndexSettings(indexes=(url,)))
+        for number, trust in enumerate(({"cert": str(CERTIFICATE)}, {"trusted_hosts": ("127.0.0.1",)})):
+            fresh = Store(store.root / str(number))
+            assert bring(fresh, IndexSettings(indexes=(url,), **trust)).read_bytes() == DATA  # type: ignore[arg-type]
+
+
+def test_a_proxy_is_asked_for_everything(files: Files, store: Store) -> None:
+    host = "http://index.invalid"
+    files.content[f"{host}/simple/demo-pkg/"] = html_page(f"/files/{NAME}")
+    files.content[f"{host}/files/{NAME}"] = DATA
+    assert bring(store, IndexSettings(indexes=(host + "/simple",), proxy=files.url)).read_bytes() == DATA
+
+
+def _bring_in_process(root: str, url: str) -> None:
     bring(Store(Path(root)), IndexSettings(indexes=(url + "/simple",)))
 
 
@@ -293,14 +313,17 @@ def test_settings_are_those_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path))
     monkeypatch.setenv("PIP_FIND_LINKS", "/a /b")
-    assert pip_settings() == IndexSettings(
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "180")
+    ask = pip_settings.__wrapped__
+    assert ask(sys.executable) == IndexSettings(
         indexes=("https://one.example/simple", "https://two.example/simple", "file:///three/simple"),
         find_links=("/a", "/b"),
         cert="/strong.pem",
         trusted_hosts=("one.example",),
+        timeout=180.0,
     )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert pip_settings().indexes == ()
+    assert ask(sys.executable).indexes == ()
 
 
 def test_without_pip_nobody_knows_where_to_look(tmp_path: Path) -> None:

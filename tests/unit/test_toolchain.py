@@ -224,6 +224,11 @@ def test_a_header_with_too_few_functions_makes_no_stub(tmp_path: Path) -> None:
             "too new for this nvcc: gcc 15 is its newest",
             "g++-15",
         ),
+        (
+            "error: -- unsupported clang version! clang version must be less than 21 and greater than 3.2 .",
+            "clang 20 is its newest",
+            "clang++-20",
+        ),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_121f'", "does not know 121f", "CUDA 12.9"),
         ("ptxas fatal   : Value 'sm_121f' is not defined for option 'gpu-name'", "does not know 121f", "CUDA 12.9"),
         (

@@ -7,6 +7,7 @@ pip merges its files (machine, user, environment) and PIP_* variables; its answe
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -21,17 +22,19 @@ _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Locations in the order in which they are asked, and how hosts are to be trusted."""
+    """Locations in the order in which they are asked, and how hosts are reached; `timeout` in seconds."""
 
     indexes: tuple[str, ...] = ()
     find_links: tuple[str, ...] = ()
     cert: str = ""
     trusted_hosts: tuple[str, ...] = ()
     proxy: str = ""
+    timeout: float = 15.0
 
 
+@functools.cache
 def pip_settings(python: str = sys.executable) -> IndexSettings:
-    """Return the index settings of `python -m pip` on this machine.
+    """Return the index settings of `python -m pip` on this machine (asked once in a process: it takes a second).
 
     Raises:
         NetworkError: that Python has no pip that answers, so nobody knows where to look.
@@ -47,6 +50,7 @@ def pip_settings(python: str = sys.executable) -> IndexSettings:
         cert=values.get("cert", ""),
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         proxy=values.get("proxy", ""),
+        timeout=float(values.get("timeout") or values.get("default-timeout") or IndexSettings.timeout),
     )
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from smwheel.sources.settings import IndexSettings
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
-_TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+_CONNECT_SECONDS = 10.0
+_SILENCE_SECONDS = 30.0
 _CONNECT_TRIES = 2
 _STALLED_TRIES = 3
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -45,12 +46,14 @@ class Client:
         context = _ssl_context(settings.cert)
         self._credentials = _credentials(settings)
         mounts = {
-            f"all://{host}": httpx.HTTPTransport(verify=False)  # pip's own `trusted-host` setting
+            f"all://{host}": httpx.HTTPTransport(
+                verify=False, proxy=settings.proxy or None
+            )  # pip's own `trusted-host` setting
             for host in settings.trusted_hosts
         }
         self._http = httpx.Client(
             verify=context,
-            timeout=_TIMEOUT,
+            timeout=httpx.Timeout(max(settings.timeout, _SILENCE_SECONDS), connect=_CONNECT_SECONDS),
             follow_redirects=True,
             mounts=mounts,
             proxy=settings.proxy or None,

@@ -316,7 +316,7 @@ def _translated(archive: Path) -> Iterator[None]:
     except _BROKEN as error:
         raise SourceError(
             f"truncated or damaged: {error}; nothing was kept",
-            where=archive.name,
+            where=str(archive),
             cure="remove it and fetch it again",
         ) from error
     except OSError as error:

@@ -24,12 +24,10 @@ __global__ void twice(float *x) { x[threadIdx.x] *= 2.0f; }
 extern "C" int smwheel_probe(float *x) { twice<<<1, 32>>>(x); return cuInit(0); }
 """
 
-_TOO_NEW = re.compile(r"(gcc|clang) versions? later than (\d+)", re.IGNORECASE)
+_GCC_TOO_NEW = re.compile(r"gcc versions later than (\d+) are not supported")
+_CLANG_TOO_NEW = re.compile(r"clang version must be less than (\d+)")
 _UNKNOWN_ARCH = re.compile(r"unsupported gpu architecture|is not defined for option 'gpu-name'", re.IGNORECASE)
-_GLIBC_CONFLICT = re.compile(
-    r"exception specification is incompatible with that of previous function \"?(\w+)|"
-    r"(\w+)\S* (?:has|was declared with) a different exception specifi", re.IGNORECASE
-)  # fmt: skip
+_GLIBC_CONFLICT = re.compile(r'exception specification is incompatible with that of previous function "?(\w+)')
 _NO_HEADER = re.compile(r"fatal error: (\S+): No such file")
 _NO_LIBRARY = re.compile(r"cannot find -l(\S+?):? ")
 
@@ -74,12 +72,10 @@ def probe(toolchain: Compiler, arch: Arch, cxx: Path) -> None:
 def explain(output: str, toolchain: Compiler, arch: Arch, cxx: Path) -> ToolchainError:
     """Return the error that a failed compilation's output amounts to."""
     where = f"CUDA {toolchain.version}"
-    if match := _TOO_NEW.search(output):
-        return ToolchainError(
-            f"the host compiler is too new for this nvcc: {match[1].lower()} {match[2]} is its newest",
-            where=f"{cxx} with {where}",
-            cure=f"install g++-{match[2]} and set CXX=g++-{match[2]} CC=gcc-{match[2]}",
-        )
+    if match := _GCC_TOO_NEW.search(output):
+        return _too_new(f"{cxx} with {where}", "gcc", "g++", int(match[1]))
+    if match := _CLANG_TOO_NEW.search(output):
+        return _too_new(f"{cxx} with {where}", "clang", "clang++", int(match[1]) - 1)
     if _UNKNOWN_ARCH.search(output):
         return ToolchainError(
             f"it does not know {arch}",
@@ -88,7 +84,7 @@ def explain(output: str, toolchain: Compiler, arch: Arch, cxx: Path) -> Toolchai
         )
     if match := _GLIBC_CONFLICT.search(output):
         return ToolchainError(
-            f"its headers and this system's C library both declare {match[1] or match[2]}, differently",
+            f"its headers and this system's C library both declare {match[1]}, differently",
             where=where,
             cure="this glibc is newer than that CUDA expects: use CUDA 13.0, or build in an older base image",
         )
@@ -100,6 +96,14 @@ def explain(output: str, toolchain: Compiler, arch: Arch, cxx: Path) -> Toolchai
         )
     last = "\n".join(output.strip().splitlines()[-8:]) or "no output"
     return ToolchainError(f"a five-line program does not compile:\n{last}", where=f"{cxx} with {where}")
+
+
+def _too_new(where: str, cc: str, cxx: str, newest: int) -> ToolchainError:
+    return ToolchainError(
+        f"the host compiler is too new for this nvcc: {cc} {newest} is its newest",
+        where=where,
+        cure=f"install {cxx}-{newest} and set CC={cc}-{newest} CXX={cxx}-{newest}",
+    )
 
 
 def _look(product: Path, arch: Arch, toolchain: Compiler) -> None:
