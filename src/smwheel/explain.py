@@ -9,6 +9,8 @@ from typing import Any
 
 from smwheel import toolchain
 from smwheel.errors import SmwheelError
+from smwheel.estimate import Estimate, estimate, predict
+from smwheel.governor.limits import Limits, measure
 from smwheel.paths import cache_dir
 from smwheel.pipeline import Options, Prepared, prepare, sources_of
 from smwheel.plan import Resolution
@@ -24,6 +26,8 @@ class PlanReport:
     resolution: Resolution | None
     prepared: Prepared | None
     costs: Costs | None
+    estimate: Estimate | None
+    limits: Limits
     error: SmwheelError | None
 
     def as_json(self) -> dict[str, Any]:
@@ -33,6 +37,7 @@ class PlanReport:
             "error": self.error.as_json() if self.error else None,
             "modules": None,
             "units": None,
+            "limits": self.limits.as_json(),
         }
         if self.resolution is not None:
             head |= _resolved_json(self.resolution)
@@ -51,6 +56,7 @@ class PlanReport:
             "environment": self.prepared.site.variables,
             "requirements": plan.environment,
             "work": str(self.prepared.site.work),
+            "estimate": self.estimate.as_json() if self.estimate else None,
             "modules": [
                 {"name": module.name, "family": module.family, "library": module.library, "units": list(module.units)}
                 for module in plan.modules
@@ -82,6 +88,12 @@ class PlanReport:
             lines += self.costs.as_text()
         if self.prepared is not None:
             lines += _planned_text(self.prepared)
+        if self.estimate is not None:
+            lines.append(f"  expected   {self.estimate.as_text()}")
+            lines.append(
+                f"  limits     {size(self.limits.budget)} of memory ({self.limits.memory_source}), "
+                f"{self.limits.jobs} units at once ({self.limits.jobs_source})"
+            )
         if self.error is not None:
             lines.append("  CANNOT BE BUILT HERE")
             lines += [f"    {line}" for line in str(self.error).splitlines()]
@@ -107,14 +119,17 @@ class Costs:
 
 def explain(name: str, resolve: Callable[[str], Resolution], options: Options, reporter: Reporter) -> PlanReport:
     """Plan one recipe; errors become part of the report."""
-    resolution, costs = None, None
+    resolution, costs, expected = None, None, None
+    limits = measure(options.memory, options.jobs)
     try:
         resolution = resolve(name)
         costs = _costs(resolution, options)
         prepared = prepare(resolution, options, reporter) if resolution.strategy == "compile" else None
+        if prepared is not None:
+            expected = estimate(predict(prepared.plan), limits)
     except SmwheelError as error:
-        return PlanReport(name, resolution, None, costs, error)
-    return PlanReport(name, resolution, prepared, costs, None)
+        return PlanReport(name, resolution, None, costs, expected, limits, error)
+    return PlanReport(name, resolution, prepared, costs, expected, limits, None)
 
 
 def _costs(resolution: Resolution, options: Options) -> Costs:

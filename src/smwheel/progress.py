@@ -6,7 +6,6 @@ Plain lines when there is no terminal; with one, the unit count stays on a line 
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,24 +43,25 @@ class Reporter:
         self.console.print(f"[bold yellow]warning[/]     {escape(text)}")
 
     @contextmanager
-    def units(self, total: int, seconds: float | None) -> Iterator[UnitProgress]:
-        """Show the units of a build; `seconds` is the expected time of all of them, None if unknown."""
-        progress = UnitProgress(self, total, seconds)
+    def units(self, total: int, left: dict[str, float], jobs: int) -> Iterator[UnitProgress]:
+        """Show the units of a build: `left` are those still to run, with the seconds expected of each."""
+        progress = UnitProgress(self, total, left, jobs)
         with progress:
             yield progress
 
 
 class UnitProgress:
-    """The running count of a build's units."""
+    """The running count of a build's units, and how long the rest will take."""
 
-    def __init__(self, reporter: Reporter, total: int, expected: float | None) -> None:
+    def __init__(self, reporter: Reporter, total: int, left: dict[str, float], jobs: int) -> None:
         self._reporter = reporter
         self._total = total
-        self._expected = expected
-        self._begun = time.monotonic()
-        self._last = self._begun
+        self._left = dict(left)
+        self._jobs = jobs
+        self._expected = sum(left.values())
+        self._begun = self._last = time.monotonic()
         self._bar: Progress | None = None
-        if reporter.console.is_terminal and sys.stderr.isatty():
+        if reporter.console.is_terminal:
             self._bar = Progress(
                 TextColumn("compile    "),
                 BarColumn(bar_width=30),
@@ -69,7 +69,7 @@ class UnitProgress:
                 console=reporter.console,
                 transient=True,
             )
-            self._task = self._bar.add_task("", total=total)
+            self._task = self._bar.add_task("", total=total, completed=total - len(left))
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -80,27 +80,27 @@ class UnitProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, done: int, unit: str) -> None:
-        """Say that `done` units are finished, `unit` the last of them."""
-        left = self._left(done)
+    def ended(self, unit: str) -> None:
+        """Say that a unit has ended."""
+        self._left.pop(unit, None)
+        done = self._total - len(self._left)
+        left = f"about {duration(self.seconds_left())} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=f"{left}  {unit[-60:]}")
             return
         now = time.monotonic()
-        if now - self._last >= QUIET_SECONDS or done == self._total:
+        if now - self._last >= QUIET_SECONDS or not self._left:
             self._last = now
-            self._reporter.line(f"{done}/{self._total} units  {left}")
+            self._reporter.line(f"{done}/{self._total} units" + (f", {left}" if self._left else ""))
 
-    def _left(self, done: int) -> str:
-        elapsed = time.monotonic() - self._begun
-        if done == 0:
-            return "" if self._expected is None else f"about {duration(self._expected)} left"
-        share = done / self._total
-        by_count = elapsed / share * (1 - share)
-        if self._expected is not None:
-            # Units differ 60-fold: the expectation counts most at the start, what was seen most at the end.
-            by_count = share * by_count + (1 - share) * max(self._expected - elapsed, 0.0)
-        return f"about {duration(by_count)} left"
+    def seconds_left(self) -> float:
+        """Return the seconds that the rest should take: as expected, corrected by how the build went so far."""
+        rest = sum(self._left.values())
+        elapsed, done = time.monotonic() - self._begun, self._expected - rest
+        as_expected = rest / self._jobs
+        share = done / self._expected if self._expected else 1.0
+        as_seen = elapsed * rest / done if done else as_expected
+        return share * as_seen + (1 - share) * as_expected
 
 
 def duration(seconds: float) -> str:

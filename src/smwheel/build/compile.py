@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,12 @@ from smwheel.build import ninja
 from smwheel.build.generator import Product
 from smwheel.build.libraries import Finding, check_library
 from smwheel.build.sandbox import kill_survivors
+from smwheel.estimate import ledger, ledger_key, predict
+from smwheel.governor.limits import measure
+from smwheel.governor.session import Governor
+from smwheel.governor.trace import Summary
 from smwheel.locks import locked
-from smwheel.pipeline import Prepared, plan_json
+from smwheel.pipeline import Prepared, Site, plan_json
 from smwheel.plan import Module
 from smwheel.progress import Reporter, duration, size
 from smwheel.recipe import Source
@@ -22,7 +28,17 @@ from smwheel.wheelhouse import Entry, Wheelhouse, describe
 from smwheel.wheels.elf import platform_tag
 from smwheel.wheels.wheelfile import write_wheel
 
-LOCK_SECONDS = 5.0
+
+@dataclass(frozen=True)
+class Compiled:
+    """What compiling gave: each module's finding, how the machine was used, and the seconds it took."""
+
+    findings: dict[str, Finding]
+    summary: Summary
+    seconds: float
+
+
+LOCK_SECONDS = 2.0
 """How long a second build of the same work directory waits before it says who holds it."""
 
 
@@ -48,10 +64,8 @@ def build_compiled(prepared: Prepared, reporter: Reporter) -> list[Entry]:
             for source in prepared.plan.resolution.data.sources
             if source.publish
         ]
-        begun = time.monotonic()
-        findings = _compile(prepared, reporter)
-        compiled = time.monotonic() - begun
-        return published + _pack(prepared, findings, compiled, wheelhouse, reporter)
+        compiled = _compile(prepared, reporter)
+        return published + _pack(prepared, compiled, wheelhouse, reporter)
 
 
 def _publish(prepared: Prepared, source: Source, wheelhouse: Wheelhouse, reporter: Reporter) -> Entry:
@@ -64,39 +78,61 @@ def _publish(prepared: Prepared, source: Source, wheelhouse: Wheelhouse, reporte
     return entry
 
 
-def _compile(prepared: Prepared, reporter: Reporter) -> dict[str, Finding]:
-    """Run the units that are not finished, checking each module as it is completed; return module → finding."""
-    plan, sandbox, work = prepared.plan, prepared.site.sandbox, prepared.site.work
-    file = work / "build.ninja"
+def _compile(prepared: Prepared, reporter: Reporter) -> Compiled:
+    """Run the units that are not finished, checking each module as it is completed."""
+    begun = time.monotonic()
+    plan, site, sandbox = prepared.plan, prepared.site, prepared.site.sandbox
+    file = site.work / "build.ninja"
     ninja.write_file(file, list(plan.units))
-    pending = ninja.pending(file, sandbox, cwd=work)
+    pending = ninja.pending(file, sandbox, cwd=site.work)
     total = len(plan.units)
     findings: dict[str, Finding] = {}
     by_last_unit = {module.units[-1]: module for module in plan.modules}
-    reporter.stage("compile", f"{total} units of {len(plan.modules)} modules, {total - pending} finished before")
-    done = total - pending
-    with reporter.units(total, None) as shown:
-        for step in ninja.run(
+    reporter.stage("compile", f"{total} units of {len(plan.modules)} modules, {total - len(pending)} finished before")
+    predictions = predict(plan)
+    limits = measure(site.options.memory, site.options.jobs)
+    governor = Governor(
+        limits,
+        predictions,
+        site.work,
+        families={unit.id: unit.family for unit in plan.units},
+        ledger=ledger().path,
+        build=ledger_key(plan),
+        build_id=site.build_id,
+        on_event=lambda event: _say(event, reporter),
+    )
+    left = {unit: predictions[unit].seconds for unit in pending}
+    with governor, reporter.units(total, left, limits.jobs) as shown:
+        for unit in ninja.run(
             file,
             sandbox,
-            cwd=work,
-            jobs=prepared.site.options.jobs or 2,
-            build_id=prepared.site.build_id,
-            environment=prepared.site.variables | {ninja.LAUNCHER: sandbox.inside(_launcher(work))},
-            log=work / "log" / "compile.log",
+            cwd=site.work,
+            jobs=governor.ninja_jobs,
+            build_id=site.build_id,
+            environment=site.variables | {ninja.LAUNCHER: sandbox.inside(_launcher(governor, site))},
+            log=site.work / "log" / "compile.log",
         ):
-            done += 1
-            shown.update(done, step.unit)
-            if module := by_last_unit.get(step.unit):
+            shown.ended(unit)
+            module = by_last_unit.get(unit)
+            if module and sandbox.outside(module.library).is_file():  # ninja counts a failed unit too
                 findings[module.name] = _check(prepared, module)
                 reporter.line(f"module {module.name}: {findings[module.name].sentence}")
-    return {module.name: findings.get(module.name) or _check(prepared, module) for module in plan.modules}
+    assert governor.summary is not None  # noqa: S101 - set when the governor's block ends
+    findings = {module.name: findings.get(module.name) or _check(prepared, module) for module in plan.modules}
+    return Compiled(findings, governor.summary, time.monotonic() - begun)
 
 
-def _launcher(work: Path) -> Path:
-    """Write the program that stands before every command."""
-    path = work / "launch"
-    path.write_text('#!/bin/sh\nshift\nexec "$@"\n', encoding="utf-8")
+def _say(event: dict[str, Any], reporter: Reporter) -> None:
+    """Pass on what the governor warns of."""
+    if event["event"] in ("warning", "killed"):
+        reporter.warn(str(event.get("text") or event))
+
+
+def _launcher(governor: Governor, site: Site) -> Path:
+    """Write the program that stands before every command: it is given the unit's id, then the command."""
+    path = site.work / "launch"
+    command = [site.sandbox.inside(word) for word in governor.launcher_command()]
+    path.write_text(f'#!/bin/sh\nunit=$1\nshift\nexec {shlex.join(command)} --unit "$unit" -- "$@"\n', encoding="utf-8")
     path.chmod(0o755)
     return path
 
@@ -106,13 +142,11 @@ def _check(prepared: Prepared, module: Module) -> Finding:
     return check_library(prepared.site.sandbox.outside(module.library), resolution.arch, resolution.data.expect)
 
 
-def _pack(
-    prepared: Prepared, findings: dict[str, Finding], compiled: float, wheelhouse: Wheelhouse, reporter: Reporter
-) -> list[Entry]:
+def _pack(prepared: Prepared, compiled: Compiled, wheelhouse: Wheelhouse, reporter: Reporter) -> list[Entry]:
     plan = prepared.plan
     built = {module.name: module.library for module in plan.modules}
     answer = prepared.site.generator().products(prepared.site.request() | {"label": plan.label, "built": built})
-    cubins = sum((finding.code for finding in findings.values()), Counter[str]())
+    cubins = sum((finding.code for finding in compiled.findings.values()), Counter[str]())
     entries = []
     for product in answer.products:
         with tempfile.TemporaryDirectory(dir=prepared.site.work / "tmp") as scratch:
@@ -121,14 +155,20 @@ def _pack(
             entry = _entry(prepared, wheel, product.distribution, plan.label, level="static", holds=holds)
             evidence: dict[str, Any] = {
                 "plan.json": plan.content() | {"fingerprint": plan.fingerprint},
-                "build.json": {"compile_seconds": round(compiled, 1), "modules": len(plan.modules)},
-                "modules.json": {name: vars(finding) for name, finding in findings.items()},
+                "build.json": {
+                    "compile_seconds": round(compiled.seconds, 1),
+                    "modules": len(plan.modules),
+                    "units": len(plan.units),
+                    "governor": compiled.summary.as_json(),
+                    "network": "allowed" if prepared.site.sandbox.network else "none",
+                },
+                "modules.json": {name: vars(finding) for name, finding in compiled.findings.items()},
             }
             logs = sorted((prepared.site.work / "log").glob("*.log")) if not product.pure else []
             wheelhouse.add(wheel, entry, evidence, logs)
         reporter.stage("wheel", f"{entry.file} ({size(entry.size)}): you can install this now")
         entries.append(entry)
-    reporter.line(f"compiled in {duration(compiled)}")
+    reporter.line(f"compiled in {duration(compiled.seconds)}")
     return entries
 
 

@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,16 +25,7 @@ if TYPE_CHECKING:
 LAUNCHER = "SMWHEEL_LAUNCHER"
 """Environment variable that names the program standing before every command; it is given the unit's id first."""
 
-_STATUS = re.compile(r"^\[smwheel (\d+)/(\d+)\] (.*)$")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One finished unit: how many are done of how many that this run must do, and which it was."""
-
-    done: int
-    total: int
-    unit: str
+_STATUS = re.compile(r"^\[smwheel\] (.*)$")
 
 
 def ninja_binary() -> Path:
@@ -69,11 +59,11 @@ def _path(text: str | Path) -> str:
     return re.sub(r"([$ :])", r"$\1", str(text))
 
 
-def pending(path: Path, sandbox: Sandbox, *, cwd: Path) -> int:
-    """Return how many units ninja would run now."""
+def pending(path: Path, sandbox: Sandbox, *, cwd: Path) -> list[str]:
+    """Return the units that ninja would run now."""
     command = sandbox.wrap([str(ninja_binary()), "-n", "-f", sandbox.inside(path)], cwd=cwd)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=_status_environment({}))
-    return sum(1 for line in done.stdout.splitlines() if _STATUS.match(line))
+    return [match[1] for line in done.stdout.splitlines() if (match := _STATUS.match(line))]
 
 
 def run(
@@ -85,8 +75,8 @@ def run(
     build_id: str,
     environment: dict[str, str],
     log: Path,
-) -> Iterator[Progress]:
-    """Run every unit that is not finished; yield each as it ends.
+) -> Iterator[str]:
+    """Run every unit that is not finished; yield each as it ends, a failed one too.
 
     `jobs` is ninja's own bound; what really runs is admitted by the launcher. Everything printed goes to `log`.
 
@@ -95,7 +85,7 @@ def run(
     """
     command = sandbox.wrap([str(ninja_binary()), f"-j{jobs}", "-f", sandbox.inside(path)], cwd=cwd)
     variables = _status_environment(environment) | {BUILD_ID: build_id}
-    failure: list[str] = []
+    failed, last, failure = "", "", list[str]()
     with (
         log.open("a", encoding="utf-8") as sink,
         subprocess.Popen(
@@ -116,27 +106,27 @@ def run(
                 sink.write(line)
                 sink.flush()
                 if line.startswith("FAILED: "):
-                    failure = [line.rstrip("\n")]
+                    failed, failure = last, [line.rstrip("\n")]
                 elif match := _STATUS.match(line.rstrip("\n")):
-                    yield Progress(int(match[1]), int(match[2]), match[3])
+                    last = match[1]
+                    yield last
                 elif failure and len(failure) < 4000:
                     failure.append(line.rstrip("\n"))
         except BaseException:
             process.terminate()
             raise
     if process.returncode != 0:
-        raise _failure(failure, process.returncode, log)
+        raise _failure(failed, failure, process.returncode, log)
 
 
 def _status_environment(environment: dict[str, str]) -> dict[str, str]:
-    return os.environ | environment | {"NINJA_STATUS": "[smwheel %f/%t] "}
+    return os.environ | environment | {"NINJA_STATUS": "[smwheel] "}
 
 
-def _failure(lines: list[str], code: int, log: Path) -> BuildError:
+def _failure(unit: str, lines: list[str], code: int, log: Path) -> BuildError:
     if not lines:
         return BuildError(f"ninja ended with code {code} and named no unit", cure=f"read {log}")
-    output = re.sub(r"^FAILED: (\[code=\d+\] )?", "", lines[0]).strip()
     command = lines[1] if len(lines) > 1 else ""
     own = [line for line in lines[2:] if not line.startswith("ninja: ")][-25:]
     text = "\n".join(["failed", f"command: {command}", *own])
-    return BuildError(text, where=f"unit {output}", cure=f"the whole output is in {log}")
+    return BuildError(text, where=f"unit {unit}", cure=f"the whole output is in {log}")
