@@ -223,6 +223,7 @@ def test_a_host_that_answers_with_an_error_is_not_taken_for_absence(files: Files
 
 def test_credentials_of_the_index_serve_its_files_too(files: Files, store: Store) -> None:
     files.authorization = "Basic " + base64.b64encode(b"me:pass").decode()
+    files.content["/simple/demo-pkg/"] = html_page(f"{files.url}/files/{NAME}")
     url = files.url.replace("http://", "http://me:pass@") + "/simple"
     assert bring(store, IndexSettings(indexes=(url,))).read_bytes() == DATA
     fresh = Store(store.root / "other")

@@ -155,6 +155,17 @@ def test_sizes_are_known_before_anything_is_fetched(tmp_path: Path) -> None:
     assert few.home != many.home
 
 
+def test_what_is_in_the_store_is_not_counted_as_download(tmp_path: Path) -> None:
+    names = ["nvcc", "cccl", "cudart"]
+    wheels = load().select(names)
+    for wheel in wheels[1:]:
+        folder = tmp_path / "store/sha256" / wheel.sha256[:2] / wheel.sha256
+        folder.mkdir(parents=True)
+        (folder / wheel.filename).touch()
+    described = describe(cuda_home=None, components=names, version_spec="==13.0.*", cache_root=tmp_path)
+    assert described.download == wheels[0].size
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_lock_is_whole_for_each_machine(machine: str) -> None:
     lock = load(machine)

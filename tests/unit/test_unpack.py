@@ -162,6 +162,9 @@ def test_a_truncated_or_damaged_archive_is_refused(make: Callable[..., Path], tm
     for damaged in (whole[:-4000], whole[:-9], whole[:20_000] + b"\0" * 8 + whole[20_008:], b"", b"not gzip"):
         archive.write_bytes(damaged)
         refused(archive, tmp_path / "out", "damaged")
+    padded = gzip.compress(gzip.decompress(whole) + os.urandom(2 << 20), compresslevel=1)
+    archive.write_bytes(padded[:-9])  # cut behind the tar's own end
+    refused(archive, tmp_path / "out", "damaged")
     (tmp_path / "demo.whl").write_bytes(whole)
     refused(tmp_path / "demo.whl", tmp_path / "out", "damaged")
 
