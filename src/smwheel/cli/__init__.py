@@ -1,6 +1,6 @@
 """The command line: one module a group of commands, no logic in any of them."""
 
-from smwheel.cli import build
+from smwheel.cli import build, wheels
 from smwheel.cli.app import app, main
 
-__all__ = ["app", "build", "main"]
+__all__ = ["app", "build", "main", "wheels"]
