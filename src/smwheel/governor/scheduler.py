@@ -11,7 +11,7 @@ waiting units at once:
   ones fill the memory first while cores idle, and the light ones fill the cores later while memory idles.
 - When it does not fit yet, the memory it will start in is held for it: another may start before it only if it is
   expected to end by then or fits beside it then (backfilling with one reservation).
-- A unit that has waited longer than `PATIENCE` goes before all others, oldest first.
+- A unit that has waited longer than `PATIENCE` goes before all others, oldest first; until it fits none starts.
 - A unit that needs the machine for itself (its peak is over the budget, or it was killed beside others) starts
   when nothing runs; those that are known to be too large go first, when nothing has to be stopped for them,
   those to be tried again go last, so that one emptying of the machine serves them all.
@@ -68,7 +68,7 @@ class Scheduler:
         self.cores = cores
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
-        self._planned: dict[str, Prediction] = {}
+        self.planned: dict[str, Prediction] = {}
 
     @property
     def reserved(self) -> int:
@@ -77,13 +77,13 @@ class Scheduler:
 
     def plan(self, units: Mapping[str, Prediction]) -> None:
         """Tell which units will ask some time, so that those that came first do not take their room."""
-        self._planned = dict(units)
+        self.planned = dict(units)
 
     def ask(self, ticket: int, unit: str, prediction: Prediction, *, now: float, alone: bool = False) -> Request:
         """Add a unit that wants to run; `alone` when it was killed beside others."""
         request = Request(ticket, unit, prediction, now, alone)
         self.waiting[ticket] = request
-        self._planned.pop(unit, None)
+        self.planned.pop(unit, None)
         return request
 
     def repredict(self, ticket: int, prediction: Prediction) -> None:
@@ -132,10 +132,12 @@ class Scheduler:
                 break
             peak = request.prediction.peak_bytes
             is_heavy = self._is_heavy(request.prediction)
-            if is_heavy and heavy and heavy + peak > heavy_most:
-                continue
             if peak > free:
+                if now - request.asked > PATIENCE:
+                    break
                 held = held or self._hold_for(request, now)
+                continue
+            if is_heavy and heavy and heavy + peak > heavy_most and now - request.asked <= PATIENCE:
                 continue
             if held is not None and not held.lets(request, now):
                 continue
@@ -153,7 +155,7 @@ class Scheduler:
         """Return how long the rest of the build must take, and the bytes that light units hold on average then."""
         left = [(r.prediction.peak_bytes, r.prediction.seconds) for r in self.waiting.values()]
         left += [(r.prediction.peak_bytes, r.expected_end(now) - now) for r in self.running.values()]
-        left += [(p.peak_bytes, p.seconds) for p in self._planned.values()]
+        left += [(p.peak_bytes, p.seconds) for p in self.planned.values()]
         bound = lower_bound(left, budget=self.budget, cores=self.cores).seconds
         light = sum(peak * seconds for peak, seconds in left if peak * self.cores <= self.budget)
         return bound, light / bound if bound else 0.0

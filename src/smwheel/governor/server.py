@@ -27,9 +27,10 @@ from smwheel.governor.survivors import end_survivors
 SAMPLE_EVERY = 0.2
 RECORD_EVERY = 1.0
 
-# While more units are still arriving, wait this long for them (at most MOST in all): the choice is better over all.
+# A build system starts its units one after the other; at the beginning wait until no more come for SETTLE seconds
+# (for SETTLE_MOST in all), so that the choice is made over all of them.
 SETTLE = 0.03
-SETTLE_MOST = 0.3
+SETTLE_MOST = 0.5
 
 
 @dataclass
@@ -43,25 +44,6 @@ class Client:
 
 
 @dataclass
-class Arrivals:
-    """When units arrived that have not been considered yet."""
-
-    first: float = 0.0
-    last: float = 0.0
-    waiting: bool = False
-
-    def note(self, now: float) -> None:
-        """Take note of one."""
-        if not self.waiting:
-            self.first, self.waiting = now, True
-        self.last = now
-
-    def settled(self, now: float) -> bool:
-        """Return whether it is time to choose."""
-        return not self.waiting or now - self.last >= SETTLE or now - self.first >= SETTLE_MOST
-
-
-@dataclass
 class Server:
     """The socket around the broker."""
 
@@ -70,7 +52,8 @@ class Server:
     listener: socket.socket
     events: BinaryIO
     clients: dict[int, Client] = field(default_factory=dict)
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    first_ask: float | None = None
+    last_ask: float = 0.0
 
     def __post_init__(self) -> None:
         config = self.config
@@ -123,14 +106,19 @@ class Server:
                 return False
         now = time.monotonic()
         self._sample(now)
-        if self.arrivals.settled(now):
-            self.arrivals.waiting = False
+        if not self._more_may_come(now):
             for request in self.broker.admit(now=now, left=self._left):
                 self._send(self.clients[request.ticket], {"op": "go", "alone": request.lone})
         return True
 
+    def _more_may_come(self, now: float) -> bool:
+        """Return whether the build has only begun and its first units are still arriving."""
+        if self.first_ask is None or not self.broker.scheduler.planned:
+            return False
+        return now - self.last_ask < SETTLE and now - self.first_ask < SETTLE_MOST
+
     def _patience(self) -> float | None:
-        if self.arrivals.waiting:
+        if self._more_may_come(time.monotonic()):
             return SETTLE
         scheduler = self.broker.scheduler
         return SAMPLE_EVERY if scheduler.running or scheduler.waiting else None
@@ -163,7 +151,8 @@ class Server:
         match message["op"]:
             case "ask":
                 self.broker.ask(client.ticket, str(message["unit"]), now=now)
-                self.arrivals.note(now)
+                self.first_ask = self.first_ask or now
+                self.last_ask = now
             case "began":
                 client.group = int(message["group"])
             case "done":

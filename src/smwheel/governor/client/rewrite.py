@@ -11,8 +11,11 @@ Options are those of nvcc 11.8 to 13.2 (`nvcc --help`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # see run.py
+    from collections.abc import Iterator
+    from typing import Any
 
 # Options whose next argument belongs to another tool and must not be read as one of nvcc's.
 PASSING = {

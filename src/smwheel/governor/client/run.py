@@ -20,7 +20,10 @@ import select
 import signal
 import sys
 import time
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing costs as much as starting Python
+    from typing import Any, NoReturn
 
 # What compilers print when a stage was killed, or was refused memory; the exit code alone does not tell.
 MEMORY_SIGNS = (
