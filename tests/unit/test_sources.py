@@ -315,6 +315,7 @@ def test_settings_are_those_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path))
     monkeypatch.setenv("PIP_FIND_LINKS", "/a /b")
     monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "180")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")  # pip ignores what is empty
     ask = pip_settings.__wrapped__
     assert ask(sys.executable) == IndexSettings(
         indexes=("https://one.example/simple", "https://two.example/simple", "file:///three/simple"),
