@@ -187,6 +187,9 @@ class Expect(Strict):
     foreign: list[ForeignCode] = []
     ptx: bool = False
     needed: list[str] = Field(default=[], description="SONAME patterns that may be NEEDED beside libc's own")
+    one_python: list[str] = Field(
+        default=[], description="files for one Python only that the package does without on others"
+    )
     loader: LoaderRule | None = None
     torch_pin: bool = Field(default=False, description="Requires-Dist must pin torch's minor version")
     ops: list[str] = Field(default=[], description="torch operators that must be registered after import")

@@ -213,6 +213,18 @@ def test_foreign_code_and_its_exception(tmp_path: Path) -> None:
     assert problems(path, "W203", replace(GOOD, foreign=(allowed,))) == []
 
 
+def test_plain_code_beside_the_suffixed_is_not_foreign(tmp_path: Path) -> None:
+    path = wheel(tmp_path, [(OPS, ops(tmp_path / "so", "120a", "120"))])
+    assert problems(path, "W203") == []
+
+
+def test_the_recipe_may_say_that_plain_code_is_enough(tmp_path: Path) -> None:
+    path = wheel(tmp_path, [(OPS, ops(tmp_path / "so", "120"))])
+    for code, count in (("120", 0), ("80", 1)):
+        rule = ForeignCode(files=["ops/*"], allow=[code], reason="upstream builds this file so")
+        assert len(problems(path, "W202", replace(GOOD, foreign=(rule,)))) == count
+
+
 def test_ptx_beside_machine_code(tmp_path: Path) -> None:
     blob = region(entry("120a"), entry("120", b".version", kind=PTX))
     path = wheel(tmp_path, [(OPS, ops(tmp_path / "so", fatbin=blob))])
@@ -415,6 +427,7 @@ def test_a_file_for_one_python_in_an_abi3_wheel(tmp_path: Path) -> None:
     found = problems(path, "W405")
     assert [one.file for one in found] == [name]
     assert "for cpython-310 alone, in a wheel that claims every Python from 3.10 on" in found[0].message
+    assert problems(path, "W405", replace(GOOD, one_python=("ops/infllm_ops.*",))) == []
 
 
 @pytest.mark.parametrize(

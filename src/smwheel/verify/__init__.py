@@ -6,7 +6,18 @@ W7 sizes, W8 against the original. `docs/checks.md` lists them.
 """
 
 from smwheel.verify.expectations import Expectations, gather
-from smwheel.verify.runner import verify_wheel
+from smwheel.verify.runner import Imports, judge, verify_wheel
 from smwheel.verify.verdict import Level, Problem, Result, Status, Verdict
 
-__all__ = ["Expectations", "Level", "Problem", "Result", "Status", "Verdict", "gather", "verify_wheel"]
+__all__ = [
+    "Expectations",
+    "Imports",
+    "Level",
+    "Problem",
+    "Result",
+    "Status",
+    "Verdict",
+    "gather",
+    "judge",
+    "verify_wheel",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from abi3info import DATAS, FUNCTIONS
@@ -174,7 +175,7 @@ def _accepts(pin: Requirement, minor: int) -> bool:
     "Every file of a wheel tagged abi3 works on each Python that the tag claims.",
     cure="build that extension with the limited API, or leave it out, or tag the wheel for its one Python",
 )
-def stable_abi(subject: Subject, _: Expectations) -> Iterable[Problem | str]:
+def stable_abi(subject: Subject, expect: Expectations) -> Iterable[Problem | str]:
     """Look at names of files and at the names of CPython's API that they ask for."""
     tags = [tag for tag in subject.wheel.name.tags | subject.wheel.tags if tag.abi == "abi3"]
     if not tags:
@@ -183,6 +184,9 @@ def stable_abi(subject: Subject, _: Expectations) -> Iterable[Problem | str]:
     since = min((int(tag.interpreter[2]), int(tag.interpreter[3:] or 0)) for tag in tags)
     for library in subject.libraries:
         soabi = _SOABI.search(library.name)
+        if soabi and any(fnmatchcase(library.name, pattern) for pattern in expect.one_python):
+            yield f"{library.name} is for {soabi[1]} alone; the recipe says that the package does without it elsewhere"
+            continue
         if soabi:
             yield Problem(
                 f"is for {soabi[1]} alone, in a wheel that claims every Python from {since[0]}.{since[1]} on",

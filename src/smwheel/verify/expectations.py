@@ -41,6 +41,7 @@ class Expectations:
     foreign: tuple[ForeignCode, ...] = ()
     ptx: bool = False
     needed: tuple[str, ...] = ()
+    one_python: tuple[str, ...] = ()
     system: tuple[SystemNeed, ...] = ()
     loader: LoaderRule | None = None
     torch_pin: bool = False
@@ -73,6 +74,7 @@ def from_resolution(resolved: plan.Resolution, *, modules: tuple[str, ...] = ())
         foreign=tuple(expect.foreign),
         ptx=expect.ptx,
         needed=tuple(expect.needed),
+        one_python=tuple(expect.one_python),
         system=tuple(need for need in data.system if need.stage == "run" and need.library),
         loader=expect.loader,
         torch_pin=expect.torch_pin,

@@ -2,35 +2,75 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smwheel.verify import abi, contents, gpucode, libraries, limits, tags
+from smwheel.verify import abi, contents, gpucode, importing, libraries, limits, tags
+from smwheel.verify.expectations import gather
 from smwheel.verify.registry import Check, registered
 from smwheel.verify.subject import Subject
 from smwheel.verify.verdict import Level, Verdict
+from smwheel.wheels.wheelfile import Wheel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from smwheel.verify.expectations import Expectations
 
-MODULES = (contents, gpucode, libraries, abi, tags, limits)
+MODULES = (contents, gpucode, libraries, abi, tags, importing, limits)
 """The modules whose checks are registered by being imported."""
 
 
-def verify_wheel(path: Path, expect: Expectations) -> Verdict:
-    """Make every static check of a wheel.
+@dataclass(frozen=True)
+class Imports:
+    """How the import checks are made: with the interpreter `python`, or in an environment made for the wheel.
+
+    `say` is told what is about to be fetched, and how much.
+    """
+
+    python: Path | None = None
+    say: Callable[[str], object] = lambda _: None
+
+
+def verify_wheel(path: Path, expect: Expectations, *, imports: Imports | None = None) -> Verdict:
+    """Make every static check of a wheel, and the import checks if they are asked for.
 
     Raises:
         MalformedError: it is no wheel that could be looked at: no zip, unsafe names, no metadata.
 
     """
     with Subject(path) as subject:
-        results = tuple(check.make(subject, expect) for check in static_checks(expect))
-        return Verdict(wheel=path.name, sha256=subject.sha256, asked=Level.STATIC, results=results)
+        if imports is not None:
+            subject.importer = importing.Importer(subject, expect, imports.python, imports.say)
+        results = tuple(check.make(subject, expect) for check in chosen(expect, imports=imports is not None))
+        asked = Level.STATIC if imports is None else Level.IMPORTED
+        return Verdict(wheel=path.name, sha256=subject.sha256, asked=asked, results=results)
 
 
-def static_checks(expect: Expectations) -> list[Check]:
-    """Return the checks that need no import; those against an original only when there is one to compare with."""
+def judge(
+    path: Path,
+    *,
+    recipe_name: str = "",
+    arch: str = "",
+    stack_name: str = "",
+    against: Path | None = None,
+    imports: Imports | None = None,
+) -> Verdict:
+    """Judge a wheel by what is given, and by the plan inside it where nothing is.
+
+    Raises:
+        UsageError, RecipeError, ArchError: what is given does not exist or go together.
+        MalformedError: it is no wheel that could be looked at.
+
+    """
+    with Wheel(path) as wheel:
+        expect = gather(wheel, recipe_name=recipe_name, arch=arch, stack_name=stack_name, against=against)
+    return verify_wheel(path, expect, imports=imports)
+
+
+def chosen(expect: Expectations, *, imports: bool) -> list[Check]:
+    """Return the checks to make: W6 only with imports, W8 only for a wheel that was cut from another."""
     cut = bool(expect.against or expect.original)
-    return [one for one in registered() if not one.code.startswith("W6") and (cut or not one.code.startswith("W8"))]
+    left_out = tuple(group for group, wanted in (("W6", imports), ("W8", cut)) if not wanted)
+    return [one for one in registered() if not one.code.startswith(left_out)]

@@ -18,6 +18,8 @@ from smwheel.wheels.wheelfile import Wheel, record_digest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smwheel.verify.importing import Importer
+
 
 @dataclass(frozen=True)
 class Library:
@@ -64,6 +66,7 @@ class Subject:
         self.digests: dict[str, tuple[str, int]] = {}
         self.damaged: dict[str, MalformedError] = {}
         self.libraries: list[Library] = []
+        self.importer: Importer | None = None
 
     def __enter__(self) -> Self:
         base = cache_dir() / "verify"
