@@ -36,7 +36,7 @@ def main(python: str, directory: str = str(HERE / "sets")) -> None:
     sets: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in SUMMARIES}
     for board in fakegpu.BOARDS:
         answer = ask(python, {"models": models, "board": board})
-        version, unbuildable = answer["sglang"], answer["unbuildable"]
+        version, unbuildable = answer["sglang"], answer["excluded"]
         for model, proposals in zip(models, answer["proposals"], strict=True):
             for proposal in proposals:
                 if proposal["set"] in model["sets"]:

@@ -163,19 +163,21 @@ def main(request_path: str, response_path: str) -> None:
     """Answer one request file."""
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     fakegpu.install(request["board"])
-    asks = tomllib.loads((HERE / "asks.toml").read_text(encoding="utf-8"))
-    models = request.get("models") or [
-        {
+    known = tomllib.loads((HERE / "asks.toml").read_text(encoding="utf-8"))
+    answer: dict[str, Any] = {
+        "sglang": importlib.import_module("sglang.version").__version__,
+        "excluded": known["unbuildable"],
+    }
+    if "models" in request:
+        answer["proposals"] = [propose(model, known["ask"], request["board"]) for model in request["models"]]
+    else:
+        model = {
             "config": json.loads(Path(request["model"]).read_text(encoding="utf-8")),
             "tensor_parallel": [request["tensor_parallel"]],
             "speculative": request["speculative"],
         }
-    ]
-    answer = {
-        "sglang": importlib.import_module("sglang.version").__version__,
-        "proposals": [propose(model, asks["ask"], request["board"]) for model in models],
-        "unbuildable": asks["unbuildable"],
-    }
+        proposals = propose(model, known["ask"], request["board"])
+        answer["specs"] = [entry["request"] | {"why": entry["why"]} for entry in proposals]
     Path(response_path).write_text(json.dumps(answer, indent=1), encoding="utf-8")
 
 

@@ -1,0 +1,277 @@
+"""Proof that nothing is compiled: run a command where no compiler can be found, and list who asked for one.
+
+Three guards. PATH holds only shims that note the call and fail; in a private mount namespace the same shims lie
+over every compiler found on the machine and empty directories over its CUDA toolkits; and an audit hook in every
+Python process notes the request itself with the code that made it. What asked, and what to do about it, the
+recipe knows (`nojit.toml`). Without the namespace a program that starts a compiler by its full path from machine
+code is not seen, so such a run proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from smwheel import inject, recipe
+from smwheel.build.sandbox import namespaces_unusable
+from smwheel.errors import UsageError, VerifyError, VerifyIncompleteError
+from smwheel.recipe import Strict, read_toml
+
+COMPILERS = (
+    *("nvcc", "cicc", "cudafe++", "ptxas", "nvlink", "fatbinary", "ninja", "cmake", "make"),
+    *("cc", "c++", "gcc", "g++", "clang", "clang++", "cc1", "cc1plus", "as", "ld", "ld.gold", "ld.lld"),
+)
+PLACES = (
+    *("/usr/bin", "/usr/local/bin", "/bin", "/usr/local/cuda*/bin", "/usr/local/cuda*/nvvm/bin", "/opt/cuda*/bin"),
+)
+IN_ENVIRONMENT = (
+    *("bin", "lib/python3*/site-packages/nvidia/*/bin", "lib/python3*/site-packages/nvidia/*/nvvm/bin"),
+    "lib/python3*/site-packages/triton/backends/nvidia/bin",
+)
+TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda", "/opt/cuda-*")
+TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CC", "CXX", "CUDACXX", "TRITON_PTXAS_PATH")
+PROBES = frozenset({"--version", "-V", "-v", "--help", "-dumpversion", "-print-prog-name=ld", "--list-gpu-arch"})
+
+_SHIM = """#!/bin/sh
+asker=
+read -r asker < "/proc/$PPID/cmdline" 2>/dev/null
+printf '%s\\t%s\\t%s\\t%s\\n' "$$" "$PPID" "$0 $*" "$asker" >> "$SMWHEEL_INJECT_LOG/shims.tsv"
+echo "$0: hidden by smwheel smoke nojit" >&2
+exit 127
+"""
+
+_HIDE = """
+set -e
+while [ "$1" != -- ]; do
+  if [ "$1" = over ]; then mount --bind "$2" "$3"; else mount -t tmpfs -o ro,size=4k smwheel "$3"; fi
+  shift 3
+done
+shift
+exec "$@"
+"""
+
+
+class Attribution(Strict):
+    """Who asks for a compiler, recognised by the frames, the command or the output, and what to do about it."""
+
+    pattern: str = Field(description="regular expression, searched over several lines")
+    name: str
+    cure: str
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{value!r} is no regular expression: {error}") from error
+        return value
+
+
+class NoJit(Strict):
+    """`nojit.toml` beside a recipe: what a compiler-free server is started with, and who asks for compilers."""
+
+    environment: dict[str, str] = {}
+    attributions: list[Attribution] = []
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One request for a compiler: the command, who made it, and what to do about it."""
+
+    command: str
+    seen_by: str
+    asked_by: str
+    name: str
+    cure: str
+    probe: bool
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command went without compilers: its status, every attempt, and known failures in its output."""
+
+    status: int
+    attempts: tuple[Attempt, ...]
+    failures: tuple[Attribution, ...]
+    hidden: tuple[str, ...]
+    last_lines: tuple[str, ...]
+
+    @property
+    def compiles(self) -> list[Attempt]:
+        """The attempts that were no mere question for a compiler's version."""
+        return [attempt for attempt in self.attempts if not attempt.probe]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return {
+            "status": self.status,
+            "compiles": [asdict(attempt) for attempt in self.compiles],
+            "probes": [asdict(attempt) for attempt in self.attempts if attempt.probe],
+            "failures": [failure.model_dump() for failure in self.failures],
+            "hidden": list(self.hidden),
+            "last_lines": list(self.last_lines),
+        }
+
+    def as_text(self) -> str:
+        """Return who asked for what, and what to do."""
+        lines = [f"hidden: {len(self.hidden)} compilers and toolkits; the command ended with status {self.status}"]
+        for attempt in self.compiles:
+            lines += [f"  {attempt.name}: {attempt.command[:120]}", f"    asked by {attempt.asked_by}"]
+            lines.append(f"    to do: {attempt.cure}")
+        for failure in self.failures:
+            lines += [f"  {failure.name}", f"    to do: {failure.cure}"]
+        probes = len(self.attempts) - len(self.compiles)
+        if probes:
+            lines.append(f"  {probes} questions for a compiler's version were answered with 'not there'")
+        return "\n".join(lines)
+
+    def raise_for_attempts(self) -> None:
+        """Raise unless the command succeeded and nothing asked for a compiler.
+
+        Raises:
+            VerifyError: names the first cause and its cure.
+        """
+        for attempt in self.compiles:
+            raise VerifyError(f"{attempt.name} asks for a compiler", where=attempt.asked_by, cure=attempt.cure)
+        for failure in self.failures:
+            raise VerifyError(failure.name, cure=failure.cure)
+        if self.status != 0:
+            last = self.last_lines[-1] if self.last_lines else "it said nothing"
+            raise VerifyError(f"the command ended with status {self.status}: {last}", cure="read its output above")
+
+
+def load(recipe_name: str) -> NoJit:
+    """Return what a recipe knows of compilers at serve time.
+
+    Raises:
+        UsageError: the recipe says nothing of it.
+        RecipeError: its `nojit.toml` is wrong.
+    """
+    path = recipe.load(recipe_name).directory / "nojit.toml"
+    if not path.is_file():
+        raise UsageError(f"recipe {recipe_name} has no nojit.toml", where="--recipe", cure="name one that has")
+    return read_toml(path, NoJit)
+
+
+def run(command: list[str], knowledge: NoJit, *, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Run a command with every compiler hidden; its output goes where ours goes.
+
+    Raises:
+        VerifyIncompleteError: compilers cannot be hidden here, or a process could not be watched.
+        UsageError: the command does not exist.
+    """
+    reason = namespaces_unusable(network=True)
+    if reason:
+        raise VerifyIncompleteError(
+            f"compilers cannot be hidden: {reason}", cure="run as root, or allow unprivileged user namespaces"
+        )
+    program = shutil.which(command[0])
+    if program is None:
+        raise UsageError("there is no such program", where=command[0], cure="give a command that exists")
+    given = dict(environment if environment is not None else os.environ)
+    with tempfile.TemporaryDirectory(prefix="smwheel-nojit-") as folder:
+        log = Path(folder)
+        shims = make_shims(log / "shims")
+        variables = {name: value for name, value in given.items() if name not in TOOLKIT_VARIABLES}
+        variables = inject.injected("audit.py", log=log, environment=variables | knowledge.environment)
+        variables |= {"PATH": str(shims), "SMWHEEL_COMPILERS": ":".join(COMPILERS)}
+        hidden = find_hidden(given.get("PATH", ""), prefix=Path(program).parent.parent)
+        status, output = _run_hidden([program, *command[1:]], hidden, shims, variables)
+        inject.check(log)
+        attempts = tuple(_attempt(raw, knowledge.attributions) for raw in read_attempts(log))
+    failures = tuple(entry for entry in knowledge.attributions if re.search(entry.pattern, output, re.MULTILINE))
+    return Outcome(status, attempts, failures, tuple(map(str, hidden)), tuple(output.splitlines()[-20:]))
+
+
+def make_shims(folder: Path) -> Path:
+    """Write a shim for every compiler name and return their directory."""
+    folder.mkdir(parents=True)
+    for name in COMPILERS:
+        path = folder / name
+        path.write_text(_SHIM, encoding="utf-8")
+        path.chmod(0o755)
+    return folder
+
+
+def find_hidden(search_path: str, *, prefix: Path) -> list[Path]:
+    """Return the compilers and toolkit directories of this machine and of the environment at `prefix`, resolved."""
+    root = Path("/")
+    folders = [Path(part) for part in search_path.split(os.pathsep) if part.startswith("/")]
+    folders += [path for place in PLACES for path in root.glob(place.lstrip("/"))]
+    folders += [path for place in IN_ENVIRONMENT for path in prefix.glob(place)]
+    programs = {path.resolve() for folder in folders for name in COMPILERS if (path := folder / name).is_file()}
+    toolkits = {path.resolve() for place in TOOLKITS for path in root.glob(place.lstrip("/")) if path.is_dir()}
+    inside = {program for program in programs if any(program.is_relative_to(toolkit) for toolkit in toolkits)}
+    return sorted(programs - inside) + sorted(toolkits)
+
+
+def _run_hidden(
+    command: list[str], hidden: Iterable[Path], shims: Path, variables: Mapping[str, str]
+) -> tuple[int, str]:
+    """Run with `hidden` covered; return the status and what was printed, which is passed on as it comes."""
+    mounts = [
+        part
+        for path in hidden
+        for part in (("empty", "-", str(path)) if path.is_dir() else ("over", str(shims / "cc"), str(path)))
+    ]
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    unshare, shell = shutil.which("unshare"), shutil.which("sh")
+    assert unshare is not None  # noqa: S101 - namespaces were tried
+    assert shell is not None  # noqa: S101
+    setup = f"PATH={os.environ['PATH']!r}; {_HIDE.replace('exec ', f'PATH={str(shims)!r}; exec ')}"
+    full = [unshare, "--mount", *user, shell, "-c", setup, "smwheel", *mounts, "--", *command]
+    process = subprocess.Popen(
+        full, env=dict(variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        sys.stderr.write(line)
+    return process.wait(), "".join(lines)
+
+
+def read_attempts(log: Path) -> list[dict[str, Any]]:
+    """Return what the audit hooks and the shims noted; one request seen by both is given once."""
+    audited = [
+        json.loads(line)
+        for file in sorted(log.glob("attempts-*.jsonl"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    shims = log / "shims.tsv"
+    lines = shims.read_text(encoding="utf-8", errors="replace").splitlines() if shims.is_file() else []
+    askers = {entry["pid"] for entry in audited}
+    for line in lines:
+        _, parent, command, asker = line.split("\t", 3)
+        if int(parent) not in askers:
+            audited.append({"command": command.split(), "pid": int(parent), "seen_by": "shim", "frames": [asker]})
+    return audited
+
+
+def _attempt(raw: dict[str, Any], attributions: list[Attribution]) -> Attempt:
+    frames, command = raw["frames"], " ".join(raw["command"])
+    text = "\n".join([*frames, command])
+    known = next((entry for entry in attributions if re.search(entry.pattern, text, re.MULTILINE)), None)
+    ours = [frame for frame in frames if "/subprocess.py:" not in frame]
+    return Attempt(
+        command=command,
+        seen_by=raw["seen_by"],
+        asked_by=(ours or frames or ["unknown"])[-1],
+        name=known.name if known else "something that smwheel does not know",
+        cure=known.cure if known else "prebuild what it compiles, or turn it off",
+        probe=bool(PROBES.intersection(raw["command"][1:])) and len(raw["command"]) <= 3,
+        frames=tuple(frames),
+    )
