@@ -47,7 +47,7 @@ class CannotCutError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pointer:
+class Pointer:
     """A relocated pointer: its address, what it points to, and where the relocation's addend lies in the file."""
 
     place: int
@@ -65,12 +65,12 @@ def moved_pointers(image: Image, buffer: Buffer, section: Section, moves: Mappin
 
     """
     changes: dict[int, bytes] = {}
-    pointers = [
+    inside = [
         pointer
-        for pointer in _pointers(image, buffer)
+        for pointer in pointers(image, buffer)
         if section.address <= pointer.target < section.address + section.size
     ]
-    for pointer in pointers:
+    for pointer in inside:
         if pointer.target not in moves:
             raise CannotCutError(f"something points into the middle of GPU code, to {pointer.target:#x}")
         offset = image.offset_of(pointer.place)
@@ -84,8 +84,8 @@ def moved_pointers(image: Image, buffer: Buffer, section: Section, moves: Mappin
             changes[offset] = _WORD.pack(moves[pointer.target])
         if pointer.addend is not None:
             changes[pointer.addend] = _WORD.pack(moves[pointer.target])
-    places = sorted(pointer.place for pointer in pointers)
-    if places != sorted(_records(image, buffer)) or sorted(p.target for p in pointers) != sorted(moves):
+    places = sorted(pointer.place for pointer in inside)
+    if places != sorted(_records(image, buffer)) or sorted(p.target for p in inside) != sorted(moves):
         raise CannotCutError("regions of GPU code and the pointers to them do not match one to one")
     return changes
 
@@ -129,7 +129,7 @@ def _records(image: Image, buffer: Buffer) -> list[int]:
     return places
 
 
-def _pointers(image: Image, buffer: Buffer) -> Iterator[_Pointer]:
+def pointers(image: Image, buffer: Buffer) -> Iterator[Pointer]:
     """Yield every pointer that the loader relocates by the load address alone."""
     tables = {section.address for section in image.sections if section.loaded}
     for tag, value in _dynamic(image, buffer):
@@ -149,17 +149,17 @@ def _pointers(image: Image, buffer: Buffer) -> Iterator[_Pointer]:
             yield from _relr(image, buffer, buffer[section.offset : section.end])
 
 
-def _rela(data: Buffer, start: int, relative: int) -> Iterator[_Pointer]:
+def _rela(data: Buffer, start: int, relative: int) -> Iterator[Pointer]:
     """Yield the pointers of a table with addends.
 
     Relocations against a symbol are left out: that no symbol lies in GPU code is checked with the symbols.
     """
     for index, (place, info, addend) in enumerate(_RELA.iter_unpack(data)):
         if info == relative:
-            yield _Pointer(place, addend, start + index * _RELA.size + 16)
+            yield Pointer(place, addend, start + index * _RELA.size + 16)
 
 
-def _relr(image: Image, buffer: Buffer, data: Buffer) -> Iterator[_Pointer]:
+def _relr(image: Image, buffer: Buffer, data: Buffer) -> Iterator[Pointer]:
     """Yield the pointers of a table of packed relative relocations: their values stand in place only."""
     base = 0
     for (word,) in _WORD.iter_unpack(data):
@@ -173,7 +173,7 @@ def _relr(image: Image, buffer: Buffer, data: Buffer) -> Iterator[_Pointer]:
             offset = image.offset_of(place)
             if offset is None:
                 raise CannotCutError("a relocation applies to a place outside the file")
-            yield _Pointer(place, _WORD.unpack_from(buffer, offset)[0], None)
+            yield Pointer(place, _WORD.unpack_from(buffer, offset)[0], None)
 
 
 def _dynamic(image: Image, buffer: Buffer) -> Iterator[tuple[int, int]]:
