@@ -286,6 +286,6 @@ def test_an_ordinary_failure_is_neither_retried_nor_learned() -> None:
 def test_an_oversized_unit_is_warned_of() -> None:
     broker, events = make_broker({"u": need(30)})
     broker.ask(1, "u", now=0)
-    assert [e["message"] for e in events if e["event"] == "warning"] == [
-        "expected to need 30.0 GiB, more than the 16.0 GiB that units may use: it runs alone"
+    assert [e["text"] for e in events if e["event"] == "warning"] == [
+        "u: expected to need 30.0 GiB, more than the 16.0 GiB that units may use: it runs alone"
     ]

@@ -1,7 +1,8 @@
 """What the broker decides when a launcher asks, reports or disappears; no socket and no clock of its own.
 
 The same object runs behind the Unix socket (`server`), in the tests and on the virtual clock of the simulation.
-Every method takes the time, every consequence is an event given to `record`.
+Every method takes the time, every consequence is an event given to `record`; what a person should hear of it is
+its `text`.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Broker:
                 {
                     "event": "warning",
                     "unit": unit,
-                    "message": f"expected to need {prediction.peak_bytes / GIB:.1f} GiB, more than the "
+                    "text": f"{unit}: expected to need {prediction.peak_bytes / GIB:.1f} GiB, more than the "
                     f"{self.scheduler.budget / GIB:.1f} GiB that units may use: it runs alone",
                 }
             )
@@ -128,10 +129,16 @@ class Broker:
                 self._predictor.learn(request.unit, outcome)
                 self._predict_again()
             return Verdict("accept")
-        self._record({"event": "killed", "alone": request.lone, **report})
+        text = (
+            f"{request.unit}: killed for memory at {outcome.peak / GIB:.1f} GiB, with "
+            f"{request.prediction.peak_bytes / GIB:.1f} GiB reserved ({request.prediction.source.value})"
+        )
+        if not request.lone:
+            text += "; it runs again, alone"
+        self._record({"event": "killed", "alone": request.lone, "text": text, **report})
         if request.lone:
             message = self._needs_more(request, outcome)
-            self._record({"event": "failed", "unit": request.unit, "ticket": ticket, "message": message})
+            self._record({"event": "failed", "unit": request.unit, "ticket": ticket, "text": message})
             return Verdict("fail", message)
         higher = int(KILL_FACTOR * max(request.prediction.peak_bytes, outcome.peak))
         again = replace(request.prediction, peak_bytes=higher)

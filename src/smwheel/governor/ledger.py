@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS costs (
     at REAL NOT NULL,
     PRIMARY KEY (recipe, version, unit, arch, toolkit, flags)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS unit ON costs (recipe, unit, arch);
 CREATE INDEX IF NOT EXISTS family ON costs (recipe, family, arch);
 """
 

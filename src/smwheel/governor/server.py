@@ -60,9 +60,7 @@ class Server:
         self._tickets = itertools.count(1)
         limits = _limits_from_json(config["limits"])
         self._meter = Meter(limits)
-        learner = learner_from_json(
-            config["learning"], lambda message: self.record({"event": "warning", "message": message})
-        )
+        learner = learner_from_json(config["learning"], lambda text: self.record({"event": "warning", "text": text}))
         self.broker = Broker(
             budget=config["budget"],
             cores=limits.jobs,
@@ -142,7 +140,7 @@ class Server:
             try:
                 self._handle(client, json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
-                self.record({"event": "warning", "message": f"a message could not be read: {error!r}"})
+                self.record({"event": "warning", "text": f"a message could not be read: {error!r}"})
                 self._drop(client)
                 return
 

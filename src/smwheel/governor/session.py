@@ -43,9 +43,10 @@ POLL_SECONDS = 0.1
 class Governor:
     """One build's governor. All its files are in `<work_dir>/governor`.
 
-    `events.jsonl` there grows while the build runs (each line: `time`, `event`, and what belongs to it: `waiting`,
-    `started`, `finished`, `killed`, `failed`, `lost`, `memory`, `warning`); `trace.json` and `summary.json` are
-    written at the end; `rewrites.jsonl` holds every change of a command line.
+    `events.jsonl` there grows while the build runs: each line has `time`, `event` (`waiting`, `started`,
+    `finished`, `killed`, `failed`, `lost`, `memory` or `warning`) and what belongs to it; what a person should
+    hear of is in `text`. `trace.json` and `summary.json` are written at the end; `rewrites.jsonl` holds every
+    change of a command line.
     """
 
     def __init__(
