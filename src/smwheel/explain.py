@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from smwheel import toolchain
+from smwheel.build.thinned import plan_thin
 from smwheel.errors import SmwheelError
 from smwheel.estimate import Estimate, estimate, predict
 from smwheel.governor.limits import Limits, measure
 from smwheel.paths import cache_dir
-from smwheel.pipeline import Options, Prepared, prepare, sources_of
-from smwheel.plan import Resolution
+from smwheel.pipeline import Options, Site, prepare, sources_of
+from smwheel.plan import Plan, Resolution
 from smwheel.progress import Reporter, size
 from smwheel.sources.store import Store
 
@@ -24,7 +25,8 @@ class PlanReport:
 
     name: str
     resolution: Resolution | None
-    prepared: Prepared | None
+    plan: Plan | None
+    site: Site | None
     costs: Costs | None
     estimate: Estimate | None
     limits: Limits
@@ -43,19 +45,18 @@ class PlanReport:
             head |= _resolved_json(self.resolution)
         if self.costs is not None:
             head["costs"] = vars(self.costs)
-        if self.prepared is None:
-            if self.error is not None:
-                head["modules_reason"] = self.error.message
-            return head
-        plan = self.prepared.plan
+        if self.plan is None:
+            return head | {"modules_reason": self.error.message if self.error else ""}
+        head |= {"fingerprint": self.plan.fingerprint, "label": self.plan.label}
+        if self.site is None:
+            return head | {"modules_reason": "nothing is compiled: the published wheel is cut down"}
+        plan = self.plan
         return head | {
-            "fingerprint": plan.fingerprint,
-            "label": plan.label,
             "toolchain": plan.toolchain,
             "host": vars(plan.host),
-            "environment": self.prepared.site.variables,
+            "environment": self.site.variables,
             "requirements": plan.environment,
-            "work": str(self.prepared.site.work),
+            "work": str(self.site.work),
             "estimate": self.estimate.as_json() if self.estimate else None,
             "modules": [
                 {"name": module.name, "family": module.family, "library": module.library, "units": list(module.units)}
@@ -86,8 +87,8 @@ class PlanReport:
             lines += _resolved_text(self.resolution)
         if self.costs is not None:
             lines += self.costs.as_text()
-        if self.prepared is not None:
-            lines += _planned_text(self.prepared)
+        if self.plan is not None:
+            lines += _planned_text(self.plan, self.site)
         if self.estimate is not None:
             lines.append(f"  expected   {self.estimate.as_text()}")
             lines.append(
@@ -119,17 +120,19 @@ class Costs:
 
 def explain(name: str, resolve: Callable[[str], Resolution], options: Options, reporter: Reporter) -> PlanReport:
     """Plan one recipe; errors become part of the report."""
-    resolution, costs, expected = None, None, None
+    resolution, costs, expected, site = None, None, None, None
     limits = measure(options.memory, options.jobs)
     try:
         resolution = resolve(name)
         costs = _costs(resolution, options)
-        prepared = prepare(resolution, options, reporter) if resolution.strategy == "compile" else None
-        if prepared is not None:
-            expected = estimate(predict(prepared.plan), limits)
+        if resolution.strategy == "thin":
+            return PlanReport(name, resolution, plan_thin(resolution), None, costs, None, limits, None)
+        prepared = prepare(resolution, options, reporter)
+        site, plan = prepared.site, prepared.plan
+        expected = estimate(predict(plan), limits)
     except SmwheelError as error:
-        return PlanReport(name, resolution, None, costs, expected, limits, error)
-    return PlanReport(name, resolution, prepared, costs, expected, limits, None)
+        return PlanReport(name, resolution, None, site, costs, expected, limits, error)
+    return PlanReport(name, resolution, plan, site, costs, expected, limits, None)
 
 
 def _costs(resolution: Resolution, options: Options) -> Costs:
@@ -190,18 +193,24 @@ def _resolved_text(resolution: Resolution) -> list[str]:
     return lines
 
 
-def _planned_text(prepared: Prepared) -> list[str]:
-    plan, sandbox = prepared.plan, prepared.site.sandbox
-    kinds = Counter(unit.kind for unit in plan.units)
-    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    network = "allowed" if sandbox.network else "none"
+def _planned_text(plan: Plan, site: Site | None) -> list[str]:
+    lines = []
+    if site is not None:
+        sandbox = site.sandbox
+        kinds = Counter(unit.kind for unit in plan.units)
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        lines = [
+            f"  toolchain  CUDA {plan.toolchain['version']} ({plan.toolchain['origin']})",
+            f"  host       {plan.host.compiler}; {plan.host.libc}",
+            (
+                f"  sandbox    paths {'fixed' if sandbox.namespaces else 'of this machine'}, "
+                f"network {'allowed' if sandbox.network else 'none'}{f' ({sandbox.reason})' if sandbox.reason else ''}"
+            ),
+            f"  modules    {len(plan.modules)}",
+            f"  units      {len(plan.units)}: {counted}",
+        ]
     return [
-        f"  toolchain  CUDA {plan.toolchain['version']} ({plan.toolchain['origin']})",
-        f"  host       {plan.host.compiler}; {plan.host.libc}",
-        f"  sandbox    paths {'fixed' if sandbox.namespaces else 'of this machine'}, network {network}"
-        + (f" ({sandbox.reason})" if sandbox.reason else ""),
-        f"  modules    {len(plan.modules)}",
-        f"  units      {len(plan.units)}: {counted}",
+        *lines,
         *(f"  left out   {name}: {reason}" for name, reason in plan.excluded),
         *(f"  NOT FOUND  {name}" for name in plan.missing),
         *(f"  note       {note}" for note in plan.notes),

@@ -295,6 +295,11 @@ def _modules(site: Site) -> ModulesResponse:
     return response
 
 
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return the plan as evidence keeps it: its content and fingerprint."""
+    return plan.content() | {"fingerprint": plan.fingerprint}
+
+
 def plan_json(plan: Plan) -> str:
     """Return the plan as the text that goes into a wheel's dist-info; the same wherever the bytes are the same."""
-    return json.dumps(plan.content() | {"fingerprint": plan.fingerprint}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(plan_document(plan), indent=1, ensure_ascii=False) + "\n"

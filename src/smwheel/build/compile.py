@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import shlex
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smwheel.build import ninja
+from smwheel.build.gate import admit, admit_published
 from smwheel.build.generator import Product
 from smwheel.build.libraries import Finding, check_library
 from smwheel.build.sandbox import kill_survivors
@@ -22,9 +22,9 @@ from smwheel.governor.trace import Summary
 from smwheel.locks import locked
 from smwheel.pipeline import Prepared, Site, plan_json
 from smwheel.plan import Module
-from smwheel.progress import Reporter, duration, size
-from smwheel.recipe import Source
-from smwheel.wheelhouse import Entry, Wheelhouse, describe
+from smwheel.progress import Reporter, duration
+from smwheel.verify.expectations import from_resolution
+from smwheel.wheelhouse import Entry, Wheelhouse
 from smwheel.wheels.elf import platform_tag
 from smwheel.wheels.wheelfile import write_wheel
 
@@ -59,23 +59,19 @@ def build_compiled(prepared: Prepared, reporter: Reporter) -> list[Entry]:
         killed = kill_survivors(prepared.site.build_id)
         if killed:
             reporter.line(f"ended {killed} processes that an earlier run of this build left behind")
-        published = [
-            _publish(prepared, source, wheelhouse, reporter)
-            for source in prepared.plan.resolution.data.sources
-            if source.publish
-        ]
+        published = _publish(prepared, wheelhouse, reporter)
         compiled = _compile(prepared, reporter)
         return published + _pack(prepared, compiled, wheelhouse, reporter)
 
 
-def _publish(prepared: Prepared, source: Source, wheelhouse: Wheelhouse, reporter: Reporter) -> Entry:
-    """Put upstream's own wheel, unchanged, into the wheelhouse."""
-    stored = prepared.site.store.path(source.sha256)
-    assert stored is not None  # noqa: S101 - fetched while the plan was made
-    entry = _entry(prepared, stored, source.project, source.file.split("-")[1], level="published", holds={})
-    path = wheelhouse.add(stored, entry, {"plan.json": prepared.plan.content()}, [])
-    reporter.stage("wheel", f"{path.name} ({size(entry.size)}, upstream's own): you can install this now")
-    return entry
+def _publish(prepared: Prepared, wheelhouse: Wheelhouse, reporter: Reporter) -> list[Entry]:
+    """Put upstream's own wheels, unchanged, into the wheelhouse."""
+    plan, store = prepared.plan, prepared.site.store
+    return [
+        admit_published(stored, plan, source.sha256, wheelhouse=wheelhouse, reporter=reporter)
+        for source in plan.resolution.data.sources
+        if source.publish and (stored := store.path(source.sha256))
+    ]
 
 
 def _compile(prepared: Prepared, reporter: Reporter) -> Compiled:
@@ -147,27 +143,33 @@ def _pack(prepared: Prepared, compiled: Compiled, wheelhouse: Wheelhouse, report
     built = {module.name: module.library for module in plan.modules}
     answer = prepared.site.generator().products(prepared.site.request() | {"label": plan.label, "built": built})
     cubins = sum((finding.code for finding in compiled.findings.values()), Counter[str]())
+    site = prepared.site
+    evidence = {
+        "build.json": {
+            "compile_seconds": round(compiled.seconds, 1),
+            "modules": len(plan.modules),
+            "units": len(plan.units),
+            "governor": compiled.summary.as_json(),
+            "network": "allowed" if site.sandbox.network else "none",
+        },
+        "modules.json": {name: vars(finding) for name, finding in compiled.findings.items()},
+    }
     entries = []
     for product in answer.products:
-        with tempfile.TemporaryDirectory(dir=prepared.site.work / "tmp") as scratch:
-            wheel = _write(prepared, product, Path(scratch))
-            holds = {} if product.pure else dict(cubins)
-            entry = _entry(prepared, wheel, product.distribution, plan.label, level="static", holds=holds)
-            evidence: dict[str, Any] = {
-                "plan.json": plan.content() | {"fingerprint": plan.fingerprint},
-                "build.json": {
-                    "compile_seconds": round(compiled.seconds, 1),
-                    "modules": len(plan.modules),
-                    "units": len(plan.units),
-                    "governor": compiled.summary.as_json(),
-                    "network": "allowed" if prepared.site.sandbox.network else "none",
-                },
-                "modules.json": {name: vars(finding) for name, finding in compiled.findings.items()},
-            }
-            logs = sorted((prepared.site.work / "log").glob("*.log")) if not product.pure else []
-            wheelhouse.add(wheel, entry, evidence, logs)
-        reporter.stage("wheel", f"{entry.file} ({size(entry.size)}): you can install this now")
-        entries.append(entry)
+        modules = () if product.pure else tuple(built)
+        with tempfile.TemporaryDirectory(dir=site.work / "tmp") as scratch:
+            entries.append(
+                admit(
+                    _write(prepared, product, Path(scratch)),
+                    plan,
+                    from_resolution(plan.resolution, modules=modules),
+                    wheelhouse=wheelhouse,
+                    reporter=reporter,
+                    holds={} if product.pure else dict(cubins),
+                    evidence={} if product.pure else evidence,
+                    logs=[] if product.pure else sorted((site.work / "log").glob("*.log")),
+                )
+            )
     reporter.line(f"compiled in {duration(compiled.seconds)}")
     return entries
 
@@ -210,23 +212,4 @@ def _entry_points(groups: dict[str, dict[str, str]]) -> str:
         line
         for group, names in groups.items()
         for line in (f"[{group}]", *(f"{k} = {v}" for k, v in names.items()), "")
-    )
-
-
-def _entry(
-    prepared: Prepared, wheel: Path, distribution: str, version: str, *, level: str, holds: dict[str, int]
-) -> Entry:
-    resolution = prepared.plan.resolution
-    return Entry(
-        **describe(wheel),
-        distribution=distribution,
-        version=version,
-        recipe=resolution.recipe.name,
-        arch=resolution.arch.code,
-        stack=resolution.stack.name,
-        profile=resolution.profile,
-        fingerprint=prepared.plan.fingerprint,
-        level=level,
-        made=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        holds=holds,
     )
