@@ -51,8 +51,8 @@ def _causes(error: BaseException) -> list[str]:
 
 def _opened(site: str) -> list[str]:
     """Return the files below a directory that this process has mapped."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    mapped = {line.split(maxsplit=5)[5].strip() for line in lines if line.count(" ") > 4}
+    fields = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = {parts[5] for parts in fields if len(parts) == 6}
     return sorted(path.removeprefix(f"{site}/") for path in mapped if path.startswith(f"{site}/"))
 
 

@@ -21,6 +21,7 @@ _HOW_TO_GIVE = {
     "recipe": "the recipe is not known: give --recipe",
     "cuda": "the stack's CUDA version is not known: give --stack",
     "torch": "the stack's torch version is not known: give --stack",
+    "original": "the original's sha256 is not known: give --recipe of a package that is cut from a published wheel",
     "against": "the original wheel is not given: give --against",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smwheel.verify import abi, contents, gpucode, importing, libraries, limits, tags
+from smwheel.verify import abi, against, contents, gpucode, importing, libraries, limits, tags
 from smwheel.verify.expectations import gather
 from smwheel.verify.registry import Check, registered
 from smwheel.verify.subject import Subject
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from smwheel.verify.expectations import Expectations
 
-MODULES = (contents, gpucode, libraries, abi, tags, importing, limits)
+MODULES = (contents, gpucode, libraries, abi, tags, importing, limits, against)
 """The modules whose checks are registered by being imported."""
 
 
