@@ -74,6 +74,8 @@ def build(
         file = directory / f"region{i}.bin"
         file.write_bytes(content)
         assembly.append(RECORD.format(i=i, file=file, version=version, align=align))
+    if not regions:
+        assembly.append(".data\nrecord0:\n.quad 0\n")
     last = len(regions) * 24
     assembly.append(
         ".globl __start_records\n.hidden __start_records\n.set __start_records, record0\n"

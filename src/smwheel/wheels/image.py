@@ -136,8 +136,10 @@ def read_sections(buffer: Buffer, *, where: str) -> list[Section]:
     ident, *_, table, _, _, _, _, size, number, names_index = _HEADER.unpack_from(buffer)
     if ident[:6] != MAGIC:
         raise malformed(where, 4, "not a little-endian 64-bit ELF file")
-    if table == 0 or size != _SECTION.size or table + size > len(buffer):
+    if table == 0 or size != _SECTION.size:
         raise malformed(where, _SECTION_TABLE_FIELD, "no section table: where GPU code lies cannot be told")
+    if table + size > len(buffer):
+        raise malformed(where, table, "the section table lies beyond the end of the file: it is cut short")
     first = _SECTION.unpack_from(buffer, table)
     number = number or first[5]  # more sections than 16 bits hold: counted in the first header
     names_index = first[6] if names_index == _SHN_XINDEX else names_index

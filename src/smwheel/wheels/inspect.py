@@ -6,9 +6,11 @@ JSON follows `docs/inspect.schema.json`.
 
 from __future__ import annotations
 
+import email
 import importlib.metadata
 import re
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
@@ -243,8 +245,8 @@ def _inspect_files(target: str, kind: str, files: Iterable[Path], base: Path, **
 
 
 def _inspect_installed(name: str, python: Path | None) -> Inspection:
-    where = {"path": _site_packages(python)} if python else {}
-    found = next(iter(importlib.metadata.distributions(name=name, **where)), None)
+    where = _site_packages(python) if python else sys.path
+    found = next(iter(importlib.metadata.distributions(name=name, path=where)), None)
     if found is None:
         raise UsageError(
             f"no package {name!r} is installed in {python or 'the environment of smwheel'}",
@@ -254,9 +256,8 @@ def _inspect_installed(name: str, python: Path | None) -> Inspection:
     existing = [path for path in files if path.is_file()]
     base = Path(str(found.locate_file("")))
     libraries = [path for path in existing if _LIBRARY.search(path.name) and path.is_relative_to(base)]
-    return _inspect_files(
-        name, "installed", libraries, base, **_metadata(found.metadata)  # type: ignore[arg-type]
-    )  # fmt: skip
+    metadata = email.message_from_string(found.read_text("METADATA") or "")
+    return _inspect_files(name, "installed", libraries, base, **_metadata(metadata))
 
 
 def _site_packages(python: Path) -> list[str]:
@@ -287,14 +288,15 @@ def _read(
             unpack()
         with fatbin.mapped(path) as buffer:
             head, size = bytes(buffer[:18]), len(buffer)
-        if not is_elf(head) and head[:8] != fatbin.REGION_MAGIC:
-            return None
+            if not is_elf(head) and head[:8] != fatbin.REGION_MAGIC:
+                return None
+            regions = fatbin.read_regions(buffer, where=name)
         shared = is_elf(head) and head[16:18] == b"\3\0"
         return Library(
             name=name,
             size=size,
             packed=packed,
-            code=fatbin.code_of(path),
+            code=fatbin.count([entry for region in regions for entry in region.entries]),
             facts=read_elf(path, where=name) if shared else None,
         )
     except MalformedError as error:
