@@ -235,8 +235,9 @@ def explain(output: str, requirements_file: Path) -> SmwheelError:
         )
     lines = [line for line in output.splitlines() if line.startswith("ERROR")] or [output.strip()[-300:]]
     if re.search(r"connection|resolve|Retrying|timed out|Max retries|SSLError", output, re.IGNORECASE):
+        cause = re.search(r"connection broken by '(.*)': ", output)
         return NetworkError(
-            f"packages cannot be fetched: {lines[-1]}",
+            f"packages cannot be fetched: {cause[1] if cause else lines[-1]}",
             where=where,
             cure="check the network and the index settings: pip config list",
         )

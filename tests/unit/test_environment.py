@@ -81,6 +81,8 @@ def test_pips_failures_keep_their_kind() -> None:
     assert error.message == f"demo==1.0: sha256 is {OTHER}, locked is {DIGEST}"
     unreachable = "WARNING: Retrying (Retry(total=0)) after connection broken\nERROR: No matching distribution found"
     assert isinstance(explain(unreachable, Path("demo.txt")), NetworkError)
+    refused = "WARNING: Retrying (Retry(total=0)) after connection broken by 'Refused(111)': /simple\nERROR: No match"
+    assert explain(refused, Path("demo.txt")).message == "packages cannot be fetched: Refused(111)"
     error = explain("ERROR: Could not find a version that satisfies demo==9", Path("demo.txt"))
     assert isinstance(error, BuildEnvironmentError)
     assert "demo==9" in error.message

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-import certifi
 import httpx
 
 from smwheel.errors import NetworkError, SourceError
@@ -186,9 +185,8 @@ def _host(url: str) -> str:
 def _ssl_context(cert: str) -> ssl.SSLContext:
     if cert:
         return ssl.create_default_context(cafile=cert)
-    context = ssl.create_default_context()
-    if not os.environ.get("SSL_CERT_FILE"):
-        context.load_verify_locations(certifi.where())  # what pip trusts, too, when the system has no store
+    context = httpx.create_ssl_context()  # as pip: its own list, or $SSL_CERT_FILE
+    context.load_default_certs()  # and the system's
     return context
 
 
