@@ -90,8 +90,7 @@ class Arch:
         arch = cls(major, minor, suffix)  # type: ignore[arg-type]  # checked above
         if number < FIRST_NUMBER_WITH_SUFFIX[arch.suffix]:
             raise ArchError(
-                f"{number} has no {suffix!r} variant ({suffix!r} starts with "
-                f"{FIRST_NUMBER_WITH_SUFFIX[arch.suffix]})",
+                f"{number} has no {suffix!r} variant ({suffix!r} starts with {FIRST_NUMBER_WITH_SUFFIX[arch.suffix]})",
                 where="--arch",
                 cure=f"write {number}",
             )

@@ -35,6 +35,7 @@ class Wish:
     stack: Stack
     profile: str | None = None
     modules: tuple[str, ...] | None = None
+    modules_from: Path | None = None
     strategy: Strategy | None = None
 
     def resolve(self, name: str) -> Resolution:
@@ -45,6 +46,7 @@ class Wish:
             self.arch,
             profile=self.profile,
             modules=self.modules,
+            modules_from=self.modules_from,
             strategy=self.strategy,
         )
 

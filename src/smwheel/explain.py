@@ -7,16 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from smwheel import toolchain
 from smwheel.build.thinned import plan_thin
 from smwheel.errors import SmwheelError
 from smwheel.estimate import Estimate, estimate, predict
 from smwheel.governor.limits import Limits, measure
-from smwheel.paths import cache_dir
-from smwheel.pipeline import Options, Site, prepare, sources_of
+from smwheel.pipeline import Options, Site, download_size, prepare, sources_of
 from smwheel.plan import Plan, Resolution
 from smwheel.progress import Reporter, size
-from smwheel.sources.store import Store
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class PlanReport:
         if self.resolution is not None:
             lines += _resolved_text(self.resolution)
         if self.costs is not None:
-            lines += self.costs.as_text()
+            lines.append(self.costs.as_text())
         if self.plan is not None:
             lines += _planned_text(self.plan, self.site)
         if self.estimate is not None:
@@ -103,19 +100,15 @@ class PlanReport:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a build fetches and keeps, in bytes, before anything is fetched."""
+    """What a build fetches and what it takes on disk, in bytes, before anything is fetched."""
 
-    sources: int
-    sources_to_fetch: int
-    toolchain_to_fetch: int
-    toolchain_disk: int
+    download: int
+    disk: int
 
-    def as_text(self) -> list[str]:
-        """Return the costs as lines of a plan."""
-        total = self.sources_to_fetch + self.toolchain_to_fetch
-        what = f"{size(total)} to download" if total else "nothing to download"
-        return [f"  costs      {what}; toolchain takes {size(self.toolchain_disk)} more on disk"
-                if self.toolchain_disk else f"  costs      {what}"]  # fmt: skip
+    def as_text(self) -> str:
+        """Return the costs as a line of a plan."""
+        what = f"{size(self.download)} to download" if self.download else "nothing to download"
+        return f"  costs      {what}, {size(self.disk)} of disk needed"
 
 
 def explain(name: str, resolve: Callable[[str], Resolution], options: Options, reporter: Reporter) -> PlanReport:
@@ -124,7 +117,7 @@ def explain(name: str, resolve: Callable[[str], Resolution], options: Options, r
     limits = measure(options.memory, options.jobs)
     try:
         resolution = resolve(name)
-        costs = _costs(resolution, options)
+        costs = Costs(*download_size(resolution, options))
         if resolution.strategy == "thin":
             return PlanReport(name, resolution, plan_thin(resolution), None, costs, None, limits, None)
         prepared = prepare(resolution, options, reporter)
@@ -133,27 +126,6 @@ def explain(name: str, resolve: Callable[[str], Resolution], options: Options, r
     except SmwheelError as error:
         return PlanReport(name, resolution, None, site, costs, expected, limits, error)
     return PlanReport(name, resolution, plan, site, costs, expected, limits, None)
-
-
-def _costs(resolution: Resolution, options: Options) -> Costs:
-    cache = cache_dir()
-    store = Store(cache / "store")
-    sources = sources_of(resolution)
-    fetch = sum(source.size for source in sources if store.path(source.sha256) is None)
-    tools = None
-    if resolution.strategy == "compile":
-        tools = toolchain.describe(
-            cuda_home=options.cuda_home,
-            components=resolution.data.toolchain.components,
-            version_spec=f"=={resolution.stack.cuda}.*",
-            cache_root=cache,
-        )
-    return Costs(
-        sources=sum(source.size for source in sources),
-        sources_to_fetch=fetch,
-        toolchain_to_fetch=tools.download if tools else 0,
-        toolchain_disk=tools.disk if tools else 0,
-    )
 
 
 def _resolved_json(resolution: Resolution) -> dict[str, Any]:

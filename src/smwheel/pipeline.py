@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,10 @@ from smwheel.recipe import Build, Source
 from smwheel.sources.registry import fetch
 from smwheel.sources.store import Store
 from smwheel.toolchain import Toolchain
+
+ASKED_BYTES = 64 << 20
+OBJECTS_BYTES = 1 << 30
+"""What objects, libraries and wheels of a large profile take (bytes)."""
 
 EPOCH = "315532800"
 """SOURCE_DATE_EPOCH of every build: 1980-01-01, the first time that a zip can hold (seconds)."""
@@ -60,6 +65,8 @@ class Site:
     tree: Tree
     sandbox: Sandbox
     work: Path
+    asked: Path | None = None
+    """A copy, in the work directory, of what says which modules are asked for (`--modules-from`)."""
 
     @property
     def build_id(self) -> str:
@@ -114,6 +121,7 @@ class Site:
             },
             "profile": resolution.profile_table(),
             "modules": None if resolution.modules is None else list(resolution.modules),
+            "modules_from": inside(self.asked) if self.asked else None,
             "profiles": {name: p.model_dump(exclude={"default"}) for name, p in resolution.data.profiles.items()},
             "exclusions": [exclusion.model_dump() for exclusion in resolution.data.exclusions],
             "options": resolution.data.generator,
@@ -169,7 +177,13 @@ def fetch_sources(resolution: Resolution, store: Store, options: Options, report
         known = store.path(source.sha256) is not None
         reporter.stage("source", f"{source.file} ({size(source.size)}{', in the store' if known else ''})")
         files[source.id] = fetch(
-            source.project, source.file, source.sha256, source.size, store, offline=options.offline
+            source.project,
+            source.file,
+            source.sha256,
+            source.size,
+            store,
+            offline=options.offline,
+            progress=reporter.download(),
         )
     return files
 
@@ -234,6 +248,7 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
     assert build is not None  # noqa: S101 - the recipe's model demands it for compile
     cache = cache_dir()
     store = Store(cache / "store")
+    announce(resolution, options, reporter)
     tools = _toolchain(resolution, options, reporter)
     files = fetch_sources(resolution, store, options, reporter)
     recipe_dir = resolution.recipe.directory
@@ -255,7 +270,68 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
         ],
         network=options.allow_network,
     )
-    return Site(resolution, options, store, tools, env, tree, sandbox, work)
+    asked = keep_asked(resolution.modules_from, work) if resolution.modules_from else None
+    return Site(resolution, options, store, tools, env, tree, sandbox, work, asked)
+
+
+def keep_asked(path: Path, work: Path) -> Path:
+    """Copy a server's log, or the names in its JIT directory, to where a generator can read it; return the copy.
+
+    The copy is named after its content, so that the same question is not asked twice.
+
+    Raises:
+        UsageError: there is no such file or directory, or the log is larger than 64 MiB.
+    """
+    if path.is_dir():
+        names = sorted({found.relative_to(path) for end in ("*/*.ninja", "*/*.so") for found in path.glob(end)})
+        kept = work / f"asked-{digest([str(name) for name in names])[:12]}"
+        for name in names:
+            (kept / name).parent.mkdir(parents=True, exist_ok=True)
+            (kept / name).touch()
+        kept.mkdir(exist_ok=True)
+        return kept
+    if not path.is_file():
+        raise UsageError("there is no such file or directory", where=str(path))
+    if path.stat().st_size > ASKED_BYTES:
+        raise UsageError("a log of more than 64 MiB is not read", where=str(path), cure="cut out the server's start")
+    kept = work / f"asked-{file_digest(path)[:12]}.log"
+    shutil.copyfile(path, kept)
+    return kept
+
+
+def download_size(resolution: Resolution, options: Options) -> tuple[int, int]:
+    """Return the bytes still to fetch for a build, and the bytes that it will take on disk, before fetching any.
+
+    Raises:
+        ToolchainError: the CUDA release cannot be had.
+    """
+    store = Store(cache_dir() / "store")
+    missing = sum(source.size for source in sources_of(resolution) if store.path(source.sha256) is None)
+    if resolution.strategy == "thin":
+        return missing, missing + 2 * sum(source.size for source in sources_of(resolution))
+    tools = toolchain.describe(
+        cuda_home=options.cuda_home,
+        components=resolution.data.toolchain.components,
+        version_spec=f"=={resolution.stack.cuda}.*",
+        cache_root=cache_dir(),
+    )
+    unpacked = sum(source.unpacked for source in sources_of(resolution) if source.kind == "sdist")
+    return missing + tools.download, missing + tools.disk + unpacked + OBJECTS_BYTES
+
+
+def announce(resolution: Resolution, options: Options, reporter: Reporter) -> None:
+    """Say what will be fetched before it is, and see that there is room for it and for what is made.
+
+    Raises:
+        SystemNeedError: a compiler or disk space is missing.
+        ToolchainError: the CUDA release cannot be had.
+    """
+    if resolution.strategy == "compile":
+        system.require_compiler()
+    fetch, disk = download_size(resolution, options)
+    if fetch:
+        reporter.stage("download", f"{size(fetch)} to fetch; {size(disk)} of disk needed")
+    system.require_disk(cache_dir(), disk)
 
 
 def _toolchain(resolution: Resolution, options: Options, reporter: Reporter) -> Toolchain:
@@ -268,6 +344,7 @@ def _toolchain(resolution: Resolution, options: Options, reporter: Reporter) -> 
         version_spec=f"=={resolution.stack.cuda}.*",
         cache_root=cache_dir(),
         offline=options.offline,
+        progress=reporter.download(),
     )
     reporter.stage("toolchain", f"CUDA {tools.version} ({tools.origin})")
     return tools

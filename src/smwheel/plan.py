@@ -70,6 +70,8 @@ class Resolution:
     strategy: Strategy
     profile: str
     modules: tuple[str, ...] | None
+    modules_from: Path | None = None
+    """A server's log or JIT directory that says which modules."""
 
     @property
     def name(self) -> str:
@@ -90,6 +92,7 @@ def resolve(
     *,
     profile: str | None = None,
     modules: tuple[str, ...] | None = None,
+    modules_from: Path | None = None,
     strategy: Strategy | None = None,
 ) -> Resolution:
     """Resolve a recipe for an architecture and a stack, from files alone.
@@ -110,6 +113,7 @@ def resolve(
     arch = Arch.parse(target.code)
     arch.require_cuda(stack.cuda_version)
     chosen = _strategy(recipe, version, data, strategy)
+    compiled = chosen == "compile"
     return Resolution(
         recipe=recipe,
         version=version,
@@ -120,8 +124,9 @@ def resolve(
         why=target.why,
         warning=target.warning,
         strategy=chosen,
-        profile=_profile(recipe, data, profile, modules) if chosen == "compile" else chosen,
-        modules=modules if chosen == "compile" else None,
+        profile=_profile(recipe, data, profile, chosen=bool(modules or modules_from)) if compiled else chosen,
+        modules=modules if compiled else None,
+        modules_from=modules_from if compiled else None,
     )
 
 
@@ -158,16 +163,19 @@ def _strategy(recipe: Recipe, version: str, data: RecipeVersion, strategy: Strat
     return strategy
 
 
-def _profile(recipe: Recipe, data: RecipeVersion, profile: str | None, modules: tuple[str, ...] | None) -> str:
-    if modules is not None:
+def _profile(recipe: Recipe, data: RecipeVersion, profile: str | None, *, chosen: bool) -> str:
+    if chosen:
         if profile is not None:
-            raise UsageError("--profile and --modules exclude each other", cure="give one of them")
+            raise UsageError("--profile goes with neither --modules nor --modules-from", cure="give one of them")
         return CUSTOM_PROFILE
-    if profile is None:
+    if profile is None or not data.profiles:
         return data.default_profile()
     if profile not in data.profiles:
-        known = ", ".join(data.profiles) or "none"
-        raise UsageError(f"{recipe.name} has no profile {profile!r}", where="--profile", cure=f"its profiles: {known}")
+        raise UsageError(
+            f"{recipe.name} has no profile {profile!r}",
+            where="--profile",
+            cure=f"its profiles: {', '.join(data.profiles)}",
+        )
     return profile
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -41,6 +41,18 @@ class Reporter:
     def warn(self, text: str) -> None:
         """Say something that the user should act on or know."""
         self.console.print(f"[bold yellow]warning[/]     {escape(text)}")
+
+    def download(self) -> Callable[[str, int, int], None]:
+        """Return what is told of a download's bytes: a line every few seconds while a large one is under way."""
+        last = time.monotonic()
+
+        def tell(name: str, done: int, total: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= QUIET_SECONDS / 4 and done < total:
+                last = time.monotonic()
+                self.line(f"{name}: {size(done)} of {size(total)}")
+
+        return tell
 
     @contextmanager
     def units(self, total: int, left: dict[str, float], jobs: int) -> Iterator[UnitProgress]:
@@ -115,6 +127,8 @@ def duration(seconds: float) -> str:
 
 def size(count: int) -> str:
     """Return bytes as people say them, e.g. `640 KiB`, `52.1 MiB`, `5.2 GiB`."""
+    if count == 0:
+        return "nothing"
     if count < MIB:
         return f"{max(1, round(count / 1024))} KiB"
     return f"{count / MIB:.1f} MiB" if count < 1024 * MIB else f"{count / (1 << 30):.1f} GiB"

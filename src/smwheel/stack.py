@@ -27,12 +27,18 @@ class Stack(Strict):
     torch: str
     python: str = Field(default=">=3.10", description="Python versions that the stack runs on")
     recipes: dict[str, str] = Field(description="recipe → version, in the order in which they are built")
+    on_request: list[str] = Field(default=[], description="recipes that are built only when they are named")
     default: bool = False
 
     @field_validator("cuda", "torch")
     @classmethod
     def _check_version(cls, value: str) -> str:
         return str(Version(value))
+
+    @property
+    def built_by_default(self) -> list[str]:
+        """The recipes that are built when none is named."""
+        return [name for name in self.recipes if name not in self.on_request]
 
     @property
     def cuda_version(self) -> Version:

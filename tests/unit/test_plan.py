@@ -48,7 +48,7 @@ def test_profiles() -> None:
     assert resolve(FLASHINFER, DEFAULT, Arch.parse("120"), modules=("norm",)).profile == "custom"
     with pytest.raises(UsageError, match="no profile 'ful'"):
         resolve(FLASHINFER, DEFAULT, Arch.parse("120"), profile="ful")
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="goes with neither"):
         resolve(FLASHINFER, DEFAULT, Arch.parse("120"), profile="core", modules=("norm",))
 
 

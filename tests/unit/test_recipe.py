@@ -54,7 +54,8 @@ def test_a_good_recipe_reads(tmp_path: Path) -> None:
     ("find", "replace", "key", "cure"),
     [
         ("requirements =", "requirments =", "versions.1.0.build.requirments", "did you mean 'requirements'?"),
-        ('summary = "a demo"', 'sumary = "a demo"', "summary", "add the key"),
+        ('summary = "a demo"', 'sumary = "a demo"', "sumary", "did you mean 'summary'?"),
+        ('summary = "a demo"', "", "summary", "add the key"),
         ('code = "120f"', 'code = "125f"', "versions.1.0.targets.0.code", "correct"),
         ('cuda = ">=12.9"', 'cuda = "at least 12"', "versions.1.0.targets.0.cuda", "correct"),
         ('sha256 = "aaaa', 'sha256 = "AAAA', "versions.1.0.sources.0.sha256", "correct"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from smwheel.build.gate import admit
 from smwheel.paths import cache_dir
-from smwheel.pipeline import EPOCH, Options, fetch_sources, plan_json
+from smwheel.pipeline import EPOCH, Options, announce, fetch_sources, plan_json
 from smwheel.plan import Host, Plan, Resolution, digest
 from smwheel.progress import Reporter, size
 from smwheel.recipe import Thin
@@ -59,6 +59,7 @@ def build_thinned(resolution: Resolution, options: Options, reporter: Reporter) 
     if made := wheelhouse.made_from(plan.fingerprint):
         reporter.stage("unchanged", f"{resolution.name} is in the wheelhouse as this plan makes it")
         return made
+    announce(resolution, options, reporter)
     files = fetch_sources(resolution, Store(cache_dir() / "store"), options, reporter)
     original = files[_thin(resolution).source]
     options.work.mkdir(parents=True, exist_ok=True)

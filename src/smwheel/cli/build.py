@@ -28,6 +28,9 @@ ProfileOption = Annotated[str | None, typer.Option("--profile", help="Which modu
 ModulesOption = Annotated[
     str | None, typer.Option("--modules", help="Module name patterns instead of a profile, e.g. 'norm,batch_prefill*'.")
 ]
+ModulesFromOption = Annotated[
+    Path | None, typer.Option("--modules-from", help="A server's log or JIT directory: exactly what it asked for.")
+]
 StrategyOption = Annotated[
     str | None, typer.Option("--strategy", help="auto, compile (from source) or thin (a published wheel cut down).")
 ]
@@ -106,6 +109,7 @@ def plan(
     stack: StackOption = None,
     profile: ProfileOption = None,
     modules: ModulesOption = None,
+    modules_from: ModulesFromOption = None,
     strategy: StrategyOption = None,
     cuda_home: CudaHomeOption = None,
     memory: MemoryOption = None,
@@ -115,7 +119,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Resolve everything and explain it; compile nothing. May fetch sources and make the build environment."""
-    chosen = _wish(recipes, arch, stack, strategy, profile=profile, modules=modules)
+    chosen = _wish(recipes, arch, stack, strategy, profile=profile, modules=modules, modules_from=modules_from)
     options = Options(offline=offline, cuda_home=cuda_home, memory=parse_size(memory), jobs=jobs, work=work)
     reports = plan_all(chosen, options, Reporter())
     if as_json:
@@ -153,6 +157,7 @@ def build(
     stack: StackOption = None,
     profile: ProfileOption = None,
     modules: ModulesOption = None,
+    modules_from: ModulesFromOption = None,
     strategy: StrategyOption = None,
     cuda_home: CudaHomeOption = None,
     memory: MemoryOption = None,
@@ -166,7 +171,7 @@ def build(
     as_json: JsonOption = False,
 ) -> None:
     """Build wheels into the wheelhouse: fetch, compile or thin, check."""
-    chosen = _wish(recipes, arch, stack, strategy, profile=profile, modules=modules)
+    chosen = _wish(recipes, arch, stack, strategy, profile=profile, modules=modules, modules_from=modules_from)
     options = Options(
         offline=offline,
         cuda_home=cuda_home,
@@ -192,14 +197,16 @@ def _wish(
     *,
     profile: str | None = None,
     modules: str | None = None,
+    modules_from: Path | None = None,
 ) -> Wish:
     chosen_stack = stack.load(stack_name)
     return Wish(
-        recipes=tuple(names or chosen_stack.recipes),
+        recipes=tuple(names or chosen_stack.built_by_default),
         arch=Arch.parse(arch) if arch else gpu.the_architecture(),
         stack=chosen_stack,
         profile=profile,
         modules=tuple(part.strip() for part in modules.split(",")) if modules else None,
+        modules_from=modules_from,
         strategy=_strategy(strategy),
     )
 

@@ -33,9 +33,10 @@ CREATE INDEX IF NOT EXISTS unit ON costs (recipe, unit, arch);
 CREATE INDEX IF NOT EXISTS family ON costs (recipe, family, arch);
 """
 
-_SAME = "recipe=? AND version=? AND unit=? AND arch=? AND toolkit=? AND flags=?"
-_OTHER = "recipe=? AND unit=? AND arch=?"
-_FAMILY = "recipe=? AND family=? AND arch=?"
+# The planner does not choose the indexes by itself, and then reads all of a recipe for each unit.
+_SAME = "WHERE recipe=? AND version=? AND unit=? AND arch=? AND toolkit=? AND flags=?"
+_OTHER = "INDEXED BY unit WHERE recipe=? AND unit=? AND arch=?"
+_FAMILY = "INDEXED BY family WHERE recipe=? AND family=? AND arch=?"
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Ledger:
                 if source is Source.FAMILY and not family:
                     continue
                 peak, cpu = database.execute(
-                    f"SELECT max(peak), avg(cpu) FROM costs WHERE {where}",  # noqa: S608
+                    f"SELECT max(peak), avg(cpu) FROM costs {where}",  # noqa: S608
                     values,
                 ).fetchone()
                 if peak is not None:

@@ -1,10 +1,10 @@
 """Proof that nothing is compiled: run a command where no compiler can be found, and list who asked for one.
 
-Three guards. PATH holds only shims that note the call and fail; in a private mount namespace the same shims lie
-over every compiler found on the machine and empty directories over its CUDA toolkits; and an audit hook in every
-Python process notes the request itself with the code that made it. What asked, and what to do about it, the
-recipe knows (`nojit.toml`). Without the namespace a program that starts a compiler by its full path from machine
-code is not seen, so such a run proves nothing.
+PATH is empty; in a private mount namespace, shims that note the call and fail lie over every compiler found on
+the machine, and its CUDA toolkits are not there; and an audit hook in every Python process notes the request
+itself with the code that made it. What a shell could not find is read from the output. What asked, and what to
+do about it, the recipe knows (`nojit.toml`). Without the namespace a program that starts a compiler by its full
+path from machine code is not seen, so such a run proves nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda", "/opt/cuda-*")
 TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CC", "CXX", "CUDACXX", "TRITON_PTXAS_PATH")
 PROBES = frozenset({"--version", "-V", "-v", "--help", "-dumpversion", "-print-prog-name=ld", "--list-gpu-arch"})
 
+_NOT_FOUND = re.compile(rf"^.*?\b({'|'.join(map(re.escape, COMPILERS))}): (?:command )?not found", re.MULTILINE)
+
 _SHIM = """#!/bin/sh
 asker=
 read -r asker < "/proc/$PPID/cmdline" 2>/dev/null
@@ -53,12 +55,14 @@ exit 127
 
 _HIDE = """
 set -e
+path=$1
+shift
 while [ "$1" != -- ]; do
-  if [ "$1" = over ]; then mount --bind "$2" "$3"; else mount -t tmpfs -o ro,size=4k smwheel "$3"; fi
-  shift 3
+  mount --rbind "$1" "$2"
+  shift 2
 done
 shift
-exec "$@"
+PATH=$path exec "$@"
 """
 
 
@@ -184,57 +188,77 @@ def run(command: list[str], knowledge: NoJit, *, environment: Mapping[str, str] 
     given = dict(environment if environment is not None else os.environ)
     with tempfile.TemporaryDirectory(prefix="smwheel-nojit-") as folder:
         log = Path(folder)
-        shims = make_shims(log / "shims")
+        shim = make_shim(log / "shim")
+        (log / "empty").mkdir()
         variables = {name: value for name, value in given.items() if name not in TOOLKIT_VARIABLES}
         variables = inject.injected("audit.py", log=log, environment=variables | knowledge.environment)
-        variables |= {"PATH": str(shims), "SMWHEEL_COMPILERS": ":".join(COMPILERS)}
-        hidden = find_hidden(given.get("PATH", ""), prefix=Path(program).parent.parent)
-        status, output = _run_hidden([program, *command[1:]], hidden, shims, variables)
+        variables |= {"PATH": str(log / "empty"), "SMWHEEL_COMPILERS": ":".join(COMPILERS)}
+        compilers = find_compilers(given.get("PATH", ""), prefix=Path(program).parent.parent)
+        toolkits = [path for place in TOOLKITS for path in Path("/").glob(place.lstrip("/"))]
+        mounts = [(shim, compiler) for compiler in compilers] + without(toolkits, log / "staging")
+        status, output = _run_hidden([program, *command[1:]], mounts, variables)
         inject.check(log)
-        attempts = tuple(_attempt(raw, knowledge.attributions) for raw in read_attempts(log))
+        attempts = tuple(_attempt(raw, knowledge.attributions) for raw in read_attempts(log, output))
     failures = tuple(entry for entry in knowledge.attributions if re.search(entry.pattern, output, re.MULTILINE))
-    return Outcome(status, attempts, failures, tuple(map(str, hidden)), tuple(output.splitlines()[-20:]))
+    return Outcome(
+        status, attempts, failures, tuple(map(str, [*compilers, *toolkits])), tuple(output.splitlines()[-20:])
+    )
 
 
-def make_shims(folder: Path) -> Path:
-    """Write a shim for every compiler name and return their directory."""
-    folder.mkdir(parents=True)
-    for name in COMPILERS:
-        path = folder / name
-        path.write_text(_SHIM, encoding="utf-8")
-        path.chmod(0o755)
-    return folder
+def make_shim(path: Path) -> Path:
+    """Write the program that lies over every compiler, and return its path."""
+    path.write_text(_SHIM, encoding="utf-8")
+    path.chmod(0o755)
+    return path
 
 
-def find_hidden(search_path: str, *, prefix: Path) -> list[Path]:
-    """Return the compilers and toolkit directories of this machine and of the environment at `prefix`, resolved."""
-    root = Path("/")
+def find_compilers(search_path: str, *, prefix: Path) -> list[Path]:
+    """Return the compilers of this machine and of the environment at `prefix`, links resolved."""
     folders = [Path(part) for part in search_path.split(os.pathsep) if part.startswith("/")]
-    folders += [path for place in PLACES for path in root.glob(place.lstrip("/"))]
+    folders += [path for place in PLACES for path in Path("/").glob(place.lstrip("/"))]
     folders += [path for place in IN_ENVIRONMENT for path in prefix.glob(place)]
-    programs = {path.resolve() for folder in folders for name in COMPILERS if (path := folder / name).is_file()}
-    toolkits = {path.resolve() for place in TOOLKITS for path in root.glob(place.lstrip("/")) if path.is_dir()}
-    inside = {program for program in programs if any(program.is_relative_to(toolkit) for toolkit in toolkits)}
-    return sorted(programs - inside) + sorted(toolkits)
+    return sorted({path.resolve() for folder in folders for name in COMPILERS if (path := folder / name).is_file()})
 
 
-def _run_hidden(
-    command: list[str], hidden: Iterable[Path], shims: Path, variables: Mapping[str, str]
-) -> tuple[int, str]:
-    """Run with `hidden` covered; return the status and what was printed, which is passed on as it comes."""
-    mounts = [
-        part
-        for path in hidden
-        for part in (("empty", "-", str(path)) if path.is_dir() else ("over", str(shims / "cc"), str(path)))
-    ]
+def without(toolkits: Iterable[Path], staging: Path) -> list[tuple[Path, Path]]:
+    """Return the mounts after which the toolkit directories are not there at all.
+
+    Packages take an empty toolkit directory for a toolkit, so each directory that holds one is replaced by a
+    copy without it: everything else of it is mounted at its place in `staging`, and that over the directory.
+    """
+    gone = set(toolkits)
+    mounts = []
+    for number, parent in enumerate(sorted({path.parent for path in gone})):
+        copy = staging / str(number)
+        copy.mkdir(parents=True)
+        for child in sorted(parent.iterdir()):
+            if child in gone:
+                continue
+            place = copy / child.name
+            if child.is_symlink():
+                place.symlink_to(child.readlink())
+                continue
+            if child.is_dir():
+                place.mkdir()
+            else:
+                place.touch()
+            mounts.append((child, place))
+        mounts.append((copy, parent))
+    return mounts
+
+
+def _run_hidden(command: list[str], mounts: list[tuple[Path, Path]], variables: Mapping[str, str]) -> tuple[int, str]:
+    """Run with the mounts made; return the status and what was printed, which is passed on as it comes."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    unshare, shell = shutil.which("unshare"), shutil.which("sh")
-    assert unshare is not None  # noqa: S101 - namespaces were tried
-    assert shell is not None  # noqa: S101
-    setup = f"PATH={os.environ['PATH']!r}; {_HIDE.replace('exec ', f'PATH={str(shims)!r}; exec ')}"
-    full = [unshare, "--mount", *user, shell, "-c", setup, "smwheel", *mounts, "--", *command]
+    pairs = [str(path) for mount in mounts for path in mount]
+    hide = ["sh", "-c", _HIDE, "smwheel", variables["PATH"], *pairs, "--", *command]
     process = subprocess.Popen(
-        full, env=dict(variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ["unshare", "--mount", *user, *hide],
+        env={**variables, "PATH": os.environ["PATH"]},  # for the mounts; the command gets its own
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
     lines = []
@@ -244,21 +268,22 @@ def _run_hidden(
     return process.wait(), "".join(lines)
 
 
-def read_attempts(log: Path) -> list[dict[str, Any]]:
-    """Return what the audit hooks and the shims noted; one request seen by both is given once."""
-    audited = [
+def read_attempts(log: Path, output: str) -> list[dict[str, Any]]:
+    """Return what the audit hooks, the shims and the shells noted; one request seen by several is given once."""
+    found = [
         json.loads(line)
         for file in sorted(log.glob("attempts-*.jsonl"))
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
     shims = log / "shims.tsv"
-    lines = shims.read_text(encoding="utf-8", errors="replace").splitlines() if shims.is_file() else []
-    askers = {entry["pid"] for entry in audited}
-    for line in lines:
+    for line in shims.read_text(encoding="utf-8", errors="replace").splitlines() if shims.is_file() else []:
         _, parent, command, asker = line.split("\t", 3)
-        if int(parent) not in askers:
-            audited.append({"command": command.split(), "pid": int(parent), "seen_by": "shim", "frames": [asker]})
-    return audited
+        if not any(command in " ".join(entry["command"]) for entry in found):
+            found.append({"command": command.split(), "pid": int(parent), "seen_by": "shim", "frames": [asker]})
+    for match in _NOT_FOUND.finditer(output):
+        if not any(match[1] in " ".join(entry["command"]) for entry in found):
+            found.append({"command": [match[1]], "pid": 0, "seen_by": "output", "frames": [match[0]]})
+    return found
 
 
 def _attempt(raw: dict[str, Any], attributions: list[Attribution]) -> Attempt:

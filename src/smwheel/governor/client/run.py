@@ -174,6 +174,7 @@ class Launch:
             if action != "retry":
                 break
             os.ftruncate(self.held, 0)
+            os.lseek(self.held, 0, os.SEEK_SET)
         self._show_stderr(message)
         return leave(status)
 
