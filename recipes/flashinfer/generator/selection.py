@@ -26,11 +26,13 @@ class Selection:
 
 
 def select(request: Request, default: dict[str, Any]) -> Selection:
-    """Apply the request's patterns, or the profile's, to the default set and the recipe's `extra` names."""
+    """Apply the request's patterns, or the profile's, to upstream's set.
+
+    Patterns of the command line also find the recipe's `extra` names; a profile's `*` is upstream's set alone.
+    """
     maker = ByName(request)
-    catalogue: dict[str, Any] = default | dict.fromkeys(
-        name for name in request.options.get("extra", ()) if name not in default
-    )
+    more = request.options.get("extra", ()) if request.modules is not None else ()
+    catalogue: dict[str, Any] = default | dict.fromkeys(name for name in more if name not in default)
     selection = Selection()
     patterns, leave_out = _patterns(request)
     for pattern in patterns:
@@ -94,7 +96,7 @@ def _of_profile(profile: dict[str, Any], request: Request, *, seen: tuple[str, .
     """Return a profile's patterns, with those that its `extra` adds for this architecture."""
     patterns = list(profile["modules"])
     for more in profile.get("extra", ()):
-        if request.arch.number in more["arch"]:
+        if {request.arch.code, str(request.arch.number)} & set(more["arch"]):
             patterns += more["modules"]
     return _expand(patterns, request, seen=seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,24 @@ def describe(request: Request, name: str, spec: Any) -> tuple[dict[str, Any], li
 
 
 def _command(request: Request, statement: ninja.Statement) -> list[str]:
-    """Return the command; a link of device code gets the architecture where upstream forgets it."""
-    command = statement.command
+    """Return the command; a link of device code gets the architecture where upstream forgets it.
+
+    The directory of Python's own headers is left out: nothing that is compiled here needs it (the recipe's edits
+    see to that), and it lies elsewhere on every machine.
+    """
+    command = _without_include(statement.command, sysconfig.get_path("include"))
     lacks_arch = statement.rule == "nvcc_link" and not any("-gencode" in word for word in command)
     return [command[0], request.arch.gencode, *command[1:]] if lacks_arch else command
+
+
+def _without_include(command: list[str], directory: str) -> list[str]:
+    kept: list[str] = []
+    for word in command:
+        if word == directory and kept and kept[-1] == "-isystem":
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept
 
 
 def _source(request: Request, statement: ninja.Statement) -> str:
