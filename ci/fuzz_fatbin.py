@@ -48,7 +48,7 @@ def main() -> int:
         seed = options.seed * 1_000_000_007 + number
         source = random.Random(seed)  # noqa: S311
         data = gpufiles.mutate(source, source.choice(files))
-        before = time.monotonic()
+        before = time.process_time()
         try:
             for region in fatbin.read_regions(data, where="mutated"):
                 for entry in region.entries:
@@ -59,8 +59,8 @@ def main() -> int:
         except BaseException as error:  # noqa: BLE001
             print(f"seed {seed}: {type(error).__name__}: {error}")
             return 1
-        if time.monotonic() - before > SLOW_SECONDS:
-            print(f"seed {seed}: took {time.monotonic() - before:.1f} s")
+        if time.process_time() - before > SLOW_SECONDS:
+            print(f"seed {seed}: took {time.process_time() - before:.1f} s")
             return 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(f"{options.inputs} inputs in {time.monotonic() - start:.0f} s, at most {peak} MiB of memory")
