@@ -150,17 +150,17 @@ class Ledger:
 def predict_from_rows(rows: Iterable[CostRow], *, version: str, unit: str, family: str, arch: str) -> Prediction:
     """Return what a recipe's costs say of a unit, or the prior.
 
-    Of the rows for the unit the one of the same version and architecture is best, then the heaviest; rows that
-    match by family alone come after those that match by the unit.
+    A file goes from the particular to the general and its first row that fits holds: rows for the unit with this
+    version and architecture (`*` is any), then rows for the unit, then the heaviest row of the family.
     """
     by_unit = [row for row in rows if row.unit and (row.unit == unit or fnmatchcase(unit, row.unit))]
-    by_family = [row for row in rows if family and row.family == family]
-    for matching in (by_unit, by_family):
+    same = [row for row in by_unit if row.version in (version, "*") and row.arch in (arch, "*")]
+    by_family = sorted(
+        (row for row in rows if family and row.family == family), key=lambda row: row.peak_mib, reverse=True
+    )
+    for matching in (same, by_unit, by_family):
         if matching:
-            best = max(
-                matching,
-                key=lambda row: (row.unit == unit, row.version == version, row.arch == arch, row.peak_mib),
-            )
+            best = matching[0]
             return Prediction.of(best.peak_mib * MIB, best.cpu_s or PRIOR_SECONDS, Source.COSTS)
     return PRIOR
 

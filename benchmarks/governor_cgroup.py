@@ -1,0 +1,116 @@
+"""A memory limit around a command, by a cgroup of its own: v1 or v2, whichever this machine has (needs root)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+V1 = Path("/sys/fs/cgroup/memory")
+V2 = Path("/sys/fs/cgroup")
+
+
+class NoCgroupError(Exception):
+    """No memory cgroup can be made here; says why."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A memory cgroup with a limit."""
+
+    path: Path
+    version: int
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return the command that moves itself into the cgroup first."""
+        return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh", *command]
+
+    @property
+    def peak(self) -> int:
+        """The most that was used, file cache included, in bytes; 0 on kernels that do not say (v2 before 5.19)."""
+        name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
+        file = self.path / name
+        return int(file.read_text()) if file.is_file() else 0
+
+    @property
+    def kills(self) -> int:
+        """How many processes the kernel has killed in it."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        fields = dict(line.split() for line in (self.path / name).read_text().splitlines())
+        return int(fields["oom_kill"])
+
+
+@contextmanager
+def limited(size: int, name: str = "smwheel-bench") -> Iterator[Group]:
+    """Make a cgroup that may use `size` bytes and no swap; end what is left in it and remove it afterwards.
+
+    Raises:
+        NoCgroupError: it cannot be made.
+
+    """
+    group = _make(f"{name}-{os.getpid()}", size)
+    try:
+        yield group
+    finally:
+        for _ in range(100):
+            for pid in (group.path / "cgroup.procs").read_text().split():
+                try:
+                    os.kill(int(pid), 9)
+                except ProcessLookupError:
+                    continue
+            try:
+                group.path.rmdir()
+                break
+            except OSError:
+                time.sleep(0.1)
+
+
+def _make(name: str, size: int) -> Group:
+    try:
+        if (V1 / "memory.limit_in_bytes").exists():
+            path = V1 / name
+            path.mkdir()
+            (path / "memory.limit_in_bytes").write_text(str(size))
+            return Group(path, 1)
+        _delegate_memory()
+        path = V2 / name
+        path.mkdir()
+        (path / "memory.max").write_text(str(size))
+        if (path / "memory.swap.max").exists():
+            (path / "memory.swap.max").write_text("0")
+        return Group(path, 2)
+    except OSError as error:
+        raise NoCgroupError(f"a memory cgroup cannot be made: {error}") from error
+
+
+def _delegate_memory() -> None:
+    """Give children of the top the memory controller; in a container its processes must leave the top first."""
+    control = V2 / "cgroup.subtree_control"
+    if "memory" in control.read_text().split():
+        return
+    try:
+        control.write_text("+memory")
+    except OSError:
+        aside = V2 / "aside"
+        aside.mkdir(exist_ok=True)
+        for pid in (V2 / "cgroup.procs").read_text().split():
+            try:
+                (aside / "cgroup.procs").write_text(pid)
+            except OSError:
+                continue
+        control.write_text("+memory")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or not shutil.which(sys.argv[2]):
+        sys.exit("usage: governor_cgroup.py MIB COMMAND…")
+    with limited(int(sys.argv[1]) << 20) as made:
+        code = subprocess.run(made.command(sys.argv[2:]), check=False).returncode
+        print(f"exit {code}, peak {made.peak >> 20} MiB, {made.kills} kills")
+    sys.exit(code)
