@@ -48,11 +48,12 @@ def ops(directory: Path, *codes: str, name: str = "common_ops.abi3.so", **change
 
 def wheel(directory: Path, files: Sequence[tuple[str, Path | bytes]] = (), **changes: Any) -> Path:
     """A wheel of these files (the good library if none) that is right in everything else."""
+    named = dict(files) or {OPS: ops(directory / "so")}
     made: dict[str, Any] = {
         "distribution": "ops",
         "version": "1.0+cu130.sm120a",
         "tags": [TAG],
-        "files": [("ops/__init__.py", b"import torch\n"), *(files or [(OPS, ops(directory / "so"))])],
+        "files": ({"ops/__init__.py": b"import torch\n"} | named).items(),
         "headers": [("Requires-Dist", "torch==2.14.*")],
     }
     return write_wheel(directory / "wheels", **(made | changes))
