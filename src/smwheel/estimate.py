@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from smwheel.governor.bound import lower_bound
-from smwheel.governor.ledger import Build, Ledger, read_costs_tsv
+from smwheel.governor.ledger import Build, CostRow, Ledger, predict_from_rows, read_costs_tsv
 from smwheel.governor.limits import Limits
 from smwheel.governor.prediction import Prediction, Source
 from smwheel.paths import cache_dir
-from smwheel.plan import Plan
+from smwheel.plan import Plan, Unit
 from smwheel.progress import duration, size
 
 OVERHEAD = 1.2
@@ -66,10 +67,20 @@ def predict(plan: Plan) -> dict[str, Prediction]:
     key, known = ledger_key(plan), ledger()
     path = plan.resolution.recipe.directory / "costs.tsv"
     rows = read_costs_tsv(path) if path.is_file() else []
-    return {
-        unit.id: known.predict(key.recipe, key.version, unit.id, unit.family, key.arch, key.toolkit, key.flags, rows)
-        for unit in plan.units
-    }
+    return {unit.id: _predict_unit(unit, key, known, rows) for unit in plan.units}
+
+
+def _predict_unit(unit: Unit, key: Build, known: Ledger, rows: list[CostRow]) -> Prediction:
+    """Return what the ledger knows of a unit, else what the recipe's costs say of it by its id or its source."""
+    learned = known.predict(key.recipe, key.version, unit.id, unit.family, key.arch, key.toolkit, key.flags)
+    if learned.source is not Source.PRIOR:
+        return learned
+    names = (unit.id, f"{unit.module}/{PurePosixPath(unit.source).name}")
+    said = (
+        predict_from_rows(rows, version=key.version, unit=name, family=family, arch=key.arch)
+        for name, family in zip(names, ("", unit.family), strict=True)
+    )
+    return next((each for each in said if each.source is not Source.PRIOR), learned)
 
 
 def estimate(predictions: dict[str, Prediction], limits: Limits) -> Estimate:
