@@ -278,12 +278,18 @@ def read_attempts(log: Path, output: str) -> list[dict[str, Any]]:
     shims = log / "shims.tsv"
     for line in shims.read_text(encoding="utf-8", errors="replace").splitlines() if shims.is_file() else []:
         _, parent, command, asker = line.split("\t", 3)
-        if not any(command in " ".join(entry["command"]) for entry in found):
+        by_name = command[command.split(" ", 1)[0].rfind("/") + 1 :]
+        if not any(by_name in " ".join(entry["command"]) for entry in found):
             found.append({"command": command.split(), "pid": int(parent), "seen_by": "shim", "frames": [asker]})
     for match in _NOT_FOUND.finditer(output):
         if not any(match[1] in " ".join(entry["command"]) for entry in found):
             found.append({"command": [match[1]], "pid": 0, "seen_by": "output", "frames": [match[0]]})
     return found
+
+
+def known_failures(output: str, attributions: Iterable[Attribution]) -> tuple[Attribution, ...]:
+    """Return the known causes that a command's output tells of."""
+    return tuple(entry for entry in attributions if re.search(entry.pattern, output, re.MULTILINE))
 
 
 def _attempt(raw: dict[str, Any], attributions: list[Attribution]) -> Attempt:
