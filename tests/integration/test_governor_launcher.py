@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -184,11 +185,24 @@ def test_when_the_program_is_killed_nothing_goes_on(tmp_path: Path) -> None:
     assert not (tmp_path / "waiting").exists()
 
 
+def test_launchers_in_a_process_namespace_of_their_own(governor: Governor, tmp_path: Path) -> None:
+    """Numbers of processes mean something else there; the death of a launcher must still free its compiler's room."""
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel or container does not allow process namespaces")
+    command = [*governor.launcher_command("u"), "sh", "-c", "echo in; exec sleep 300"]
+    script = f"{shlex.join(command)} & sleep 1; kill -9 $!; sleep 0.5; pgrep -x sleep | wc -l"
+    done = subprocess.run([*inside, "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["in", "0"]
+    eventually(lambda: events(governor, "lost"))
+    assert find_survivors(governor.build_id) == []
+
+
 def test_survivors_are_found_by_their_mark_and_ended() -> None:
-    survivor = subprocess.Popen(["sleep", "300"], env={**os.environ, "SMWHEEL_BUILD": "lost"}, start_new_session=True)
+    survivor = subprocess.Popen(["sleep", "300"], env={**os.environ, "SMWHEEL_BUILD": "lost", "SMWHEEL_UNIT": "3"})
     eventually(lambda: survivor.pid in find_survivors("lost"))
-    assert find_survivors("lost", group=os.getpgid(0)) == []
-    assert survivor.pid in end_survivors("lost")
+    assert find_survivors("lost", unit="4") == []
+    assert survivor.pid in end_survivors("lost", unit="3")
     assert survivor.wait(20) == -signal.SIGKILL
 
 

@@ -35,12 +35,17 @@ SETTLE_MOST = 0.5
 
 @dataclass
 class Client:
-    """One launcher: its connection, what it has sent so far, and the process group of its compiler."""
+    """One launcher: its connection, what it has sent so far, and whether its compiler runs."""
 
     ticket: int
     connection: socket.socket
     pending: bytes = b""
-    group: int = 0
+    compiling: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What the environment of its compiler's processes holds, to find them by."""
+        return str(self.ticket)
 
 
 @dataclass
@@ -106,7 +111,9 @@ class Server:
         self._sample(now)
         if not self._more_may_come(now):
             for request in self.broker.admit(now=now, left=self._left):
-                self._send(self.clients[request.ticket], {"op": "go", "alone": request.lone})
+                client = self.clients[request.ticket]
+                client.compiling = True
+                self._send(client, {"op": "go", "mark": client.mark})
         return True
 
     def _more_may_come(self, now: float) -> bool:
@@ -151,10 +158,8 @@ class Server:
                 self.broker.ask(client.ticket, str(message["unit"]), now=now)
                 self.first_ask = self.first_ask or now
                 self.last_ask = now
-            case "began":
-                client.group = int(message["group"])
             case "done":
-                client.group = 0
+                client.compiling = False
                 outcome = Outcome(
                     code=int(message["code"]),
                     wall=float(message["wall"]),
@@ -181,8 +186,8 @@ class Server:
 
     def _kill(self, client: Client) -> None:
         """Kill a compiler whose launcher is dead: its stages hold memory that is no longer reserved."""
-        if client.group:
-            end_survivors(self.config["build"], group=client.group)
+        if client.compiling:
+            end_survivors(self.config["build"], unit=client.mark)
 
     def _sample(self, now: float) -> None:
         if not self.broker.scheduler.running or now - self._sampled < SAMPLE_EVERY:

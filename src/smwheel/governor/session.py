@@ -7,6 +7,7 @@ print(governor.summary)
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -90,6 +91,7 @@ class Governor:
         self._policy = policy
         self._on_event = on_event
         self._server: subprocess.Popen[bytes] | None = None
+        self._lock = -1
         self._ended = threading.Event()
         self._follower: threading.Thread | None = None
 
@@ -165,6 +167,8 @@ class Governor:
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in (self.events_path, self.rewrites_path):
             path.unlink(missing_ok=True)
+        self._lock = os.open(self.directory / "session.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._write("session.json", self._session())
         self._write("broker.json", self._configuration())
         log = (self.directory / "broker.log").open("wb")
@@ -189,6 +193,8 @@ class Governor:
         """End the broker and whatever still runs; write the trace and the summary."""
         assert self._server is not None  # noqa: S101  # entered before
         assert self._server.stdin is not None  # noqa: S101  # asked for as a pipe
+        # First: a launcher that sees the broker end must see that the build is over.
+        os.close(self._lock)
         self._server.stdin.close()
         try:
             self._server.wait(START_SECONDS)
@@ -207,7 +213,6 @@ class Governor:
         """Return what the launchers read."""
         return {
             "build": self.build_id,
-            "pid": os.getpid(),
             "root": str(self._work_dir),
             "policy": self._policy.as_json() if self._policy else None,
         }

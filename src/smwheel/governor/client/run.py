@@ -4,10 +4,11 @@ To the build system it is the compiler: arguments, exit code, signals, stdin and
 comes when the verdict is in, so that a run that was killed for memory and done again is never seen.
 
 When the broker dies, the launchers go on one at a time and say so: each holds a lock while its compiler runs,
-shared while the broker lives, for itself when not. When the program that started the broker dies, or the build
-system that started the launcher, the compiler is killed.
+shared while the broker lives, for itself when not. When the program that started the broker dies (it holds a lock
+as long as it lives), or the build system that started the launcher, the compiler is killed. Nothing depends on
+process numbers of others: launchers may run in a process namespace of their own.
 
-Messages are lines of JSON over `broker.sock` in the governor's directory: ask → go → began, done → verdict.
+Messages are lines of JSON over `broker.sock` in the governor's directory: ask → go, done → verdict.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ MEMORY_SIGNS = (
 )
 KILLED_CODE = 128 + signal.SIGKILL
 SIGN_TAIL = 1 << 16
+
+# How long a launcher whose broker is gone waits to see whether the whole build is.
+GRACE_SECONDS = 0.25
 
 # So that the kernel kills a compiler, never the build system, the broker or a launcher.
 COMPILER_OOM_SCORE = b"600"
@@ -156,10 +160,10 @@ class Launch:
         self.command = command
         self.broker: _socket.socket | None = None
         self.pending = b""
+        self.mark = "alone"
         self.poll = select.poll()
         self.masters: set[int] = set()
-        for pid in (session["pid"], os.getppid()):
-            self._watch(pid)
+        self._watch(os.getppid())
         self.turn = os.open(f"{governor}/turn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.held = open_hidden(governor)
 
@@ -186,7 +190,7 @@ class Launch:
             broker.connect(f"/proc/self/fd/{directory}/broker.sock")
             self.broker = broker
             self.poll.register(broker.fileno(), select.POLLIN)
-            self._send({"op": "ask", "unit": self.unit, "pid": os.getpid()})
+            self._send({"op": "ask", "unit": self.unit})
         except (OSError, BrokerGoneError):
             self._lose_broker()
         finally:
@@ -195,7 +199,9 @@ class Launch:
     def _wait_for_turn(self) -> None:
         while self.broker is not None:
             try:
-                if self._receive()["op"] == "go":
+                message = self._receive()
+                if message["op"] == "go":
+                    self.mark = message["mark"]
                     fcntl.flock(self.turn, fcntl.LOCK_SH)
                     return
             except BrokerGoneError:
@@ -206,7 +212,6 @@ class Launch:
     def _compile(self) -> tuple[dict[str, Any], int]:
         began = time.monotonic()
         pid = self._start()
-        self._tell({"op": "began", "group": pid if Child.group else 0})
         self._watch_until_end(pid)
         _, status, usage = os.wait4(pid, 0)
         Child.pid = 0
@@ -242,7 +247,7 @@ class Launch:
                 signal.signal(number, signal.SIG_DFL)
             prefer_for_killing()
             os.dup2(self.held, 2)
-            os.environ.update(SMWHEEL_GOVERNED="1", SMWHEEL_BUILD=self.session["build"])
+            os.environ.update(SMWHEEL_GOVERNED="1", SMWHEEL_BUILD=self.session["build"], SMWHEEL_UNIT=self.mark)
             os.execvp(self.command[0], self.command)  # noqa: S606  # no shell is wanted
         except OSError as error:
             os.write(2, f"launcher: {self.command[0]}: {error.strerror}\n".encode())
@@ -306,13 +311,6 @@ class Launch:
         except OSError as error:
             raise BrokerGoneError from error
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        if self.broker is not None:
-            try:
-                self._send(message)
-            except BrokerGoneError:
-                self._lose_broker()
-
     def _receive(self) -> dict[str, Any]:
         """Return the broker's next message; end when the build that wants this unit is gone."""
         assert self.broker is not None  # noqa: S101
@@ -342,6 +340,7 @@ class Launch:
         return bool(data)
 
     def _lose_broker(self) -> None:
+        self._end_if_orphaned()
         sys.stderr.write("smwheel: the broker is gone; units run one at a time from here on\n")
         sys.stderr.flush()
         if self.broker is not None:
@@ -361,9 +360,26 @@ class Launch:
         self.poll.register(number, select.POLLIN)
 
     def _end_if_orphaned(self) -> None:
-        """While it waited for the lock, nobody told this launcher that the build had ended."""
-        if {number for number, _ in self.poll.poll(0)} & self.masters:
-            leave(signal.SIGTERM)
+        """End, with the compiler, if the build is over; its broker and it may end in either order."""
+        until = time.monotonic() + GRACE_SECONDS
+        while not self._build_is_over():
+            if time.monotonic() > until:
+                return
+            time.sleep(GRACE_SECONDS / 5)
+        if Child.pid:
+            kill(Child.pid, signal.SIGKILL)
+        leave(signal.SIGTERM)
+
+    def _build_is_over(self) -> bool:
+        """Return whether the program that started the broker has ended: it holds this lock while it lives."""
+        number = os.open(f"{self.governor}/session.lock", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(number)
+        return True
 
 
 def open_hidden(directory: str) -> int:
