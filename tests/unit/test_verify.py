@@ -499,3 +499,18 @@ def test_no_wheel_at_all(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(MalformedError):
         verify_wheel(path, GOOD)
+
+
+def test_the_page_of_checks_is_that_of_the_code() -> None:
+    from smwheel.verify.page import page
+    from smwheel.verify.registry import registered
+
+    assert (Path(__file__).parents[2] / "docs/checks.md").read_text() == page()
+    assert all(f"| {one.code} |" in page() for one in registered())
+
+
+def test_two_checks_may_not_share_a_code() -> None:
+    from smwheel.verify.registry import check
+
+    with pytest.raises(ValueError, match="two checks have the code W101"):
+        check("W101", "", cure="")(lambda *_: ())

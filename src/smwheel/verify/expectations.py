@@ -108,10 +108,13 @@ def gather(
     )
     if not (name and code and known):
         return given
+    package = recipe.load(name)
     resolved = plan.resolve(
-        recipe.load(name), known, Arch.parse(code), strategy=inside.get("strategy") if not recipe_name else None
+        package, known, _request(package, known, code), strategy=inside.get("strategy") if not recipe_name else None
     )
-    modules = tuple(inside.get("modules", ())) if not recipe_name else ()
+    # A plan may make several wheels; those of pure Python hold none of its modules.
+    native = any(member.endswith(".so") for member in wheel.members)
+    modules = tuple(inside.get("modules", ())) if native and not recipe_name else ()
     return replace(from_resolution(resolved, modules=modules), against=against)
 
 
@@ -136,6 +139,15 @@ def carried_plan(wheel: Wheel) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise MalformedError("is no plan", where=names[0])
     return found
+
+
+def _request(package: recipe.Recipe, known: stack.Stack, code: str) -> Arch:
+    """Return what was asked for when a recipe answers with `code`: a plan says the answer."""
+    version = package.versions.get(known.recipes.get(package.name, ""))
+    for target in version.targets if version else ():
+        if target.code == code and code not in target.request:
+            return Arch.parse(target.request[0])
+    return Arch.parse(code)
 
 
 def _stack_of(inside: dict[str, Any]) -> stack.Stack | None:
