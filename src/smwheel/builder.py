@@ -20,6 +20,8 @@ from smwheel.progress import Reporter
 from smwheel.recipe import Strategy
 from smwheel.sources.store import Store
 from smwheel.stack import Stack
+from smwheel.system import require_compiler
+from smwheel.toolchain import probe
 from smwheel.wheelhouse import Entry, Wheelhouse
 
 PIP_INSTALL = "pip install --no-index --no-deps --require-hashes"
@@ -114,7 +116,11 @@ def build_all(wish: Wish, options: Options, reporter: Reporter) -> Outcome:
         if resolution.strategy == "thin":
             entries.extend(build_thinned(resolution, options, reporter))
         else:
-            entries.extend(build_compiled(prepare(resolution, options, reporter), reporter))
+            prepared = prepare(resolution, options, reporter)
+            if not Wheelhouse(options.wheelhouse).made_from(prepared.plan.fingerprint):
+                # Minutes of compiling begin: first see that this compiler, toolkit and architecture go together.
+                probe(prepared.site.toolchain, resolution.arch, require_compiler().cxx)
+            entries.extend(build_compiled(prepared, reporter))
 
     failures = _each(wish, make, reporter)
     if entries:
