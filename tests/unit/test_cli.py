@@ -71,7 +71,7 @@ def test_a_toolkit_that_lacks_parts_is_told_before_anything_is_fetched(tmp_path:
         (cuda / tool).touch(mode=0o755)
     for header in ("cuda.h", "cuda_runtime.h", "crt/host_config.h"):
         (cuda / "include" / header).parent.mkdir(exist_ok=True)
-        (cuda / "include" / header).touch()
+        (cuda / "include" / header).write_text("#define CUDA_VERSION 13000\n#define CUDART_VERSION 13000\n")
     nvcc = cuda / "bin" / "nvcc"
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
     nvcc.chmod(0o755)
