@@ -186,7 +186,7 @@ def kvcache(module: Any, marker: list[str]) -> Iterator[Pair]:
     k_width, v_width = int(marker[1]) // 2, int(marker[2]) // 2
     k, v, slots = randn(6, k_width), randn(6, v_width), ints([5, 0, 9, 2, 31, 7])
     k_cache = torch.zeros(32, k_width, device="cuda", dtype=BF16)
-    v_cache = torch.zeros(32, v_width, device="cuda")
+    v_cache = torch.zeros(32, v_width, device="cuda", dtype=BF16)
     module.store_cache(k, v, k_cache, v_cache, slots, 32, 0)
     for name, rows, stored in (("k", k, k_cache), ("v", v, v_cache)):
         expected = torch.zeros_like(stored)
@@ -199,7 +199,7 @@ def kvcache(module: Any, marker: list[str]) -> Iterator[Pair]:
 def set_mla_kv_buffer(module: Any, _: list[str]) -> Iterator[Pair]:
     """Store of the latent K and its rotary part."""
     nope, rope, slots = randn(5, 512), randn(5, 64), ints([4, 1, 15, 8, 2])
-    stored = torch.zeros(16, 576, device="cuda")
+    stored = torch.zeros(16, 576, device="cuda", dtype=BF16)
     module.set_mla_kv_buffer(stored, slots, nope, rope, 4, 0)
     yield Pair("rows", stored[slots], torch.cat([nope, rope], dim=-1))
 

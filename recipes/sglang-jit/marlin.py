@@ -90,7 +90,7 @@ def dense(modules: dict[str, Any]) -> Iterator[Pair]:
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     for tokens in (1, 40):
         a, c = randn(tokens, k), blank(tokens, n, dtype=BF16)
-        scratch = blank(processors * 64 * 256, dtype=torch.float32)
+        scratch = torch.empty(processors * 64 * 256, device="cuda", dtype=torch.float32)
         locks = torch.zeros(processors * 4, device="cuda", dtype=torch.int32)
         modules["gptq_marlin"].gptq_marlin_gemm(
             a, repacked(modules, q), permuted_scales(scales),
