@@ -108,11 +108,14 @@ class Generator:
 
     @cached_property
     def _sets(self) -> list[dict[str, Any]]:
-        """The set files of the profile; all that the recipe has when patterns choose instead."""
-        wanted = [entry["set"] for entry in self.request["profile"].get("extra", [])]
-        if self.request["modules"] is not None or not wanted:
-            wanted = [path.stem for path in sorted((HERE / "sets").glob("*.json"))]
-        paths = [Path(name) if "/" in name else HERE / "sets" / f"{name}.json" for name in wanted]
+        """The set files asked for: a recorded one, else the profile's, else (for patterns) all that are shipped."""
+        if recorded := self.request.get("modules_from"):
+            paths = [Path(recorded)]
+        else:
+            names = [entry["set"] for entry in self.request["profile"].get("extra", [])]
+            if self.request["modules"] is not None or not names:
+                names = [path.stem for path in sorted((HERE / "sets").glob("*.json"))]
+            paths = [HERE / "sets" / f"{name}.json" for name in names]
         return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
     def _chosen(self) -> dict[str, dict[str, Any]]:

@@ -71,8 +71,9 @@ class Site:
             "cuda_home": "/cuda",
             "cuda": "13.0",
             "arch": {"code": "120f", "capability": "12.0", "number": 120, "suffix": "f"},
-            "profile": {"modules": ["*"], "extra": [{"set": str(self.set_file)}]},
+            "profile": {"modules": ["*"], "extra": []},
             "modules": None,
+            "modules_from": str(self.set_file),
         }
 
     @staticmethod
@@ -131,6 +132,13 @@ def test_a_build_file_of_sglang_is_read(generate: Any) -> None:
 
 
 def test_a_profile_chooses_by_its_sets(site: Site) -> None:
+    site.request |= {"modules_from": None, "profile": {"modules": ["*"], "extra": [{"set": "eagle3"}]}}
+    names = [name.rsplit("-", 1)[0] for name in site.generator()._chosen()]
+    assert "speculative_tree" in names
+    assert "gptq_marlin_bf16_t" not in names
+
+
+def test_a_recorded_set_is_taken_whole(site: Site) -> None:
     names = list(site.generator()._chosen())
     assert [name.rsplit("-", 1)[0] for name in names] == ["k_64", "k_128", "ar_2"]
 
@@ -141,7 +149,7 @@ def test_a_profile_can_narrow_its_sets(site: Site) -> None:
 
 
 def test_patterns_of_the_command_line_choose_from_every_shipped_set(site: Site) -> None:
-    site.request["modules"] = ["kvcache_2048_*", "gptq_marlin_b*"]
+    site.request |= {"modules_from": None, "modules": ["kvcache_2048_*", "gptq_marlin_b*"]}
     names = [name.rsplit("-", 1)[0] for name in site.generator()._chosen()]
     assert sorted(names) == ["gptq_marlin_bf16_t", "kvcache_2048_2048_128_true"]
 
