@@ -74,6 +74,10 @@ LINKERS = {
     "bfd, 2 MB pages": ("-Wl,-z,max-page-size=0x200000",),
     "bfd, packed relocations": ("-Wl,-z,pack-relative-relocs",),
     "gold": ("-fuse-ld=gold",),
+    "lld": ("-fuse-ld=lld",),
+    "lld, packed relocations": ("-fuse-ld=lld", "-Wl,--pack-dyn-relocs=relr"),
+    "lld, 2 MB pages": ("-fuse-ld=lld", "-Wl,-z,max-page-size=0x200000"),
+    "mold": ("-fuse-ld=mold",),
     "bfd, not stripped": (),
     "no build id": ("-Wl,--build-id=none",),
 }
