@@ -142,6 +142,18 @@ def test_no_elf_file(tmp_path: Path, data: bytes) -> None:
         read_elf(path)
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [("MAX_TABLE", "claims a DT_"), ("MAX_TAGS", "more than 3 dynamic tags"), ("MAX_SECTIONS", "sections")],
+)
+def test_what_a_file_may_claim_is_bounded(
+    library: Path, monkeypatch: pytest.MonkeyPatch, limit: str, said: str
+) -> None:
+    monkeypatch.setattr(f"smwheel.wheels.elf.{limit}", 3)
+    with pytest.raises(MalformedError, match=said):
+        read_elf(library)
+
+
 def test_damage_gives_one_kind_of_error(library: Path) -> None:
     original = library.read_bytes()
     dice = random.Random(1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 from wheelmaker import OPS, ops, wheel
@@ -13,9 +14,6 @@ from smwheel.cli import app
 from smwheel.errors import MalformedError, UsageError
 from smwheel.verify import gather
 from smwheel.wheels.wheelfile import Wheel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RECIPE = """
 schema = 1
@@ -124,6 +122,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert code == 14
     assert said["wheels"][0]["status"] == "incomplete"  # type: ignore[index]
     code, said = run(good, bad, "--arch", "120a")
+    jsonschema.validate(said, json.loads((Path(__file__).parents[2] / "docs/verify.schema.json").read_text()))
     assert code == 13
     assert [one["status"] for one in said["wheels"]] == ["incomplete", "failed"]  # type: ignore[attr-defined]
 

@@ -9,7 +9,7 @@ from typing import Any
 from smwheel.errors import SmwheelError, VerifyError, VerifyIncompleteError
 
 FORMAT = 1
-"""Version of the JSON that `Verdict.as_json` gives; its schema is `docs/verify.schema.json`."""
+"""Version of the JSON that `Verdict.as_json` gives; its schema is the `verdict` of `docs/verify.schema.json`."""
 
 
 class Level(StrEnum):

@@ -36,6 +36,11 @@ MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 # the code, in what every linker writes; kernel libraries need about 1 MB of it.
 STREAM_HEAD = 8 << 20
 
+# Bounds on what a file may claim, far above every real one: bytes of a table, dynamic tags, sections.
+MAX_TABLE = 256 << 20
+MAX_TAGS = 10_000
+MAX_SECTIONS = 65_536
+
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section index, value, size
 _VERNEED = struct.Struct("<HHIII")  # version, count, file, first auxiliary, next
 _VERNAUX = struct.Struct("<IHHII")  # hash, flags, index, name, next
@@ -280,11 +285,15 @@ def _facts(file: Seekable, where: str) -> ElfFacts:
     machine = MACHINES.get(elf["e_machine"])
     if machine is None:
         raise MalformedError(f"is made for machine {elf['e_machine']}, not x86_64 or aarch64", where=where)
+    if elf.num_sections() > MAX_SECTIONS:
+        raise MalformedError(f"claims {elf.num_sections()} sections", where=where)
     dynamic = next((part for part in elf.iter_segments() if isinstance(part, DynamicSegment)), None)
     if dynamic is None:
         raise MalformedError("has no dynamic segment: it is no shared object", where=where)
     tags: dict[str, list[int]] = {}
-    for tag in dynamic.iter_tags():
+    for number, tag in enumerate(dynamic.iter_tags()):
+        if number > MAX_TAGS:
+            raise MalformedError(f"has more than {MAX_TAGS} dynamic tags", where=where)
         tags.setdefault(str(tag.entry.d_tag), []).append(tag.entry.d_val)
     tables = _Tables(file, elf, tags, where)
     names = tables.strings
@@ -359,6 +368,8 @@ class _Tables:
     def _at(self, name: str, size: int) -> bytes:
         address = self._tag(name)
         offset, room = self._offset(0 if address is None else address)
+        if size > MAX_TABLE:
+            raise MalformedError(f"claims a {name} table of {size} bytes", where=self._where)
         self._file.seek(offset)
         data = self._file.read(min(size, room))
         if len(data) < size:
@@ -372,14 +383,18 @@ class _Tables:
             return
         offset, room = self._offset(address)
         self._file.seek(offset)
-        # Each record is 16 bytes; real files have some dozens, in no case more than the string table holds.
-        data = self._file.read(min(room, 16 * (len(self.strings.data) + count)))
+        # Each record is 16 bytes; real files have some dozens, in no case more than the string table has bytes.
+        budget = len(self.strings.data)
+        data = self._file.read(min(room, 32 * budget))
         at = 0
-        for _ in range(count):
+        for _ in range(min(count, budget)):
             _, auxiliaries, library, first, following = _VERNEED.unpack_from(data, at)
             step = at + first
             for _ in range(auxiliaries):
                 _, _, number, name, onward = _VERNAUX.unpack_from(data, step)
+                budget -= 1
+                if budget < 0:
+                    raise MalformedError("has more versions than names", where=self._where)
                 yield number & _VERSION_MASK, (self.strings(name), self.strings(library))
                 if not onward:
                     break
@@ -431,7 +446,7 @@ class _Tables:
             return int(first)
         offset, room = self._offset(self._tags["DT_GNU_HASH"][0])
         self._file.seek(offset)
-        chains = self._file.read(room)[start + 4 * buckets :]
+        chains = self._file.read(min(room, MAX_TABLE))[start + 4 * buckets :]
         while not struct.unpack_from("<I", chains, 4 * (last - first))[0] & 1:
             last += 1
         return int(last) + 1
