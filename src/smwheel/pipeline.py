@@ -70,8 +70,8 @@ class Site:
 
     @property
     def build_id(self) -> str:
-        """What every process of this build carries in its environment."""
-        return self.work.name
+        """What every process of this build carries in its environment: no other work directory's build has it."""
+        return f"{self.work.name}-{digest([str(self.work)])[:8]}"
 
     @property
     def build(self) -> Build:
