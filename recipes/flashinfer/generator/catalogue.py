@@ -50,19 +50,22 @@ class ByName:
             match = pattern.fullmatch(name)
             if match is None:
                 continue
-            generate = package.function(rule["call"])
-            arguments = {key: _value(key, text) for key, text in match.groupdict().items()}
-            arguments |= {key: _value(key, value) for key, value in rule.get("with", {}).items()}
-            unknown = set(arguments) - set(inspect.signature(generate).parameters)
-            if unknown:
-                raise GeneratorError(f"{rule['call']} takes no argument {', '.join(sorted(unknown))}")
             try:
-                spec = generate(**arguments)
-            except (AssertionError, KeyError, ValueError):  # upstream refuses the combination
+                spec = _generate(rule, match.groupdict())
+            except (AssertionError, KeyError, ValueError, RuntimeError):  # upstream refuses the combination
                 continue
             if spec.name == name:
                 return spec
         return None
+
+
+def _generate(rule: dict[str, Any], parts: dict[str, str]) -> Any:
+    generate = package.function(rule["call"])
+    arguments = {key: _value(key, value) for key, value in (parts | rule.get("with", {})).items()}
+    unknown = set(arguments) - set(inspect.signature(generate).parameters)
+    if unknown:
+        raise GeneratorError(f"{rule['call']} takes no argument {', '.join(sorted(unknown))}")
+    return generate(**arguments)
 
 
 def _pattern(template: str) -> re.Pattern[str]:
