@@ -71,6 +71,8 @@ def _show(verdict: Verdict) -> None:
                 console.print(f"       to do: {escape(problem.cure)}")
         if result.status is Status.FAILED and not all(problem.cure for problem in result.problems):
             console.print(f"       to do: {escape(result.cure)}")
+        for note in result.notes:
+            console.print(f"       [dim]{escape(note)}[/]")
         if result.reason:
             console.print(f"       {escape(result.reason)}")
     error = verdict.error()

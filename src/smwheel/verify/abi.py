@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from abi3info import DATAS, FUNCTIONS
 from packaging.version import Version
 
-from smwheel.verify.libraries import CUDA, DRIVER, LIBC_OWN, SYSTEM_PACKAGES, requirements
+from smwheel.verify.libraries import SYSTEM_PACKAGES, requirements
 from smwheel.verify.registry import NotMade, check
 from smwheel.verify.verdict import Problem
 from smwheel.wheels import torchsymbols
-from smwheel.wheels.torchsymbols import TorchSymbols, is_torch_library, is_torch_name
+from smwheel.wheels.sonames import owner
+from smwheel.wheels.torchsymbols import TorchSymbols, is_torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,7 +48,7 @@ def _table(expect: Expectations) -> TorchSymbols:
 
 
 def _uses_torch(library: Library) -> bool:
-    return any(is_torch_library(name) for name in library.facts.needed) and any(
+    return any(owner(name) == "torch" for name in library.facts.needed) and any(
         is_torch_name(name) for name in library.facts.undefined
     )
 
@@ -127,7 +128,7 @@ def nothing_is_nobodys(subject: Subject, expect: Expectations) -> Iterable[Probl
             if left:
                 yield f"{library.name}: {len(left)} C++ names may come from {', '.join(others)}"
             continue
-        if any(is_torch_library(name) for name in facts.needed):
+        if any(owner(name) == "torch" for name in facts.needed):
             left -= _table(expect).reachable(facts.needed)
         if left:
             shown = ", ".join(sorted(left)[:5])
@@ -136,8 +137,7 @@ def nothing_is_nobodys(subject: Subject, expect: Expectations) -> Iterable[Probl
 
 def _is_plain(soname: str) -> bool:
     """Return whether a library brings no C++ names without versions: torch, CUDA, driver, libraries of C."""
-    known = is_torch_library(soname) or soname in LIBC_OWN or soname in SYSTEM_PACKAGES
-    return bool(known or CUDA.fullmatch(soname) or DRIVER.fullmatch(soname))
+    return owner(soname) != "other" or soname in SYSTEM_PACKAGES
 
 
 @check(

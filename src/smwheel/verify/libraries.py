@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from smwheel.verify.registry import check
 from smwheel.verify.verdict import Problem
-from smwheel.wheels.torchsymbols import is_torch_library
+from smwheel.wheels.sonames import cuda_majors, owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     from smwheel.verify.expectations import Expectations
     from smwheel.verify.subject import Library, Subject
 
-# What every system that a manylinux tag allows brings: the C library, the compiler's run time, the C++ library.
-LIBC_OWN = frozenset(
-    {
-        *("libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libutil.so.1"),
-        *("libanl.so.1", "libresolv.so.2", "libnsl.so.1", "libgcc_s.so.1", "libstdc++.so.6", "libatomic.so.1"),
-        *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
-    }
-)
-DRIVER = re.compile(r"lib(cuda|nvidia-ml|nvidia-ptxjitcompiler|cudadebugger)\.so\.\d+")
-# Libraries of the CUDA toolkit and of NVIDIA's packages beside it, which pip installs as dependencies of torch.
-CUDA = re.compile(
-    r"lib(cudart|cublas|cublasLt|nvblas|nvrtc|nvrtc-builtins|nvJitLink|cufft|curand|cusparse|cusparseLt|cusolver"
-    r"|cusolverMg|cufile|cupti|nvToolsExt|cudnn\w*|nccl|nvshmem_host|nvfatbin)\.so\.\d+"
-)
-# Of these the number in the name is the CUDA major; others (cuFFT, cuSPARSE, …) count for themselves.
-NUMBERED_BY_CUDA = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvrtc-builtins|nvJitLink)\.so\.(\d+)")
 # System libraries of C functions that kernel packages need, with the apt and the dnf package that brings each.
 SYSTEM_PACKAGES: Mapping[str, tuple[str, str]] = {
     "libnuma.so.1": ("libnuma1", "numactl-libs"),
@@ -48,11 +32,7 @@ SYSTEM_PACKAGES: Mapping[str, tuple[str, str]] = {
     "libz.so.1": ("zlib1g", "zlib"),
     "libzstd.so.1": ("libzstd1", "libzstd"),
 }
-# Names that only torch, the driver or NVIDIA's packages may install; auditwheel adds a hash before the suffix.
-_NEVER_BUNDLED = re.compile(
-    r"lib(torch\w*|c10\w*|shm|cuda|nvidia-ml|cudart|cublas|cublasLt|nvrtc\S*|nvJitLink|cufft|curand|cusparse|cusparseLt"
-    r"|cusolver|cufile|cupti|cudnn\w*|nccl|nvshmem_host)(-[0-9a-f]{8})?\.so(\.\S+)?"
-)
+_FILE_NAME = re.compile(r"(lib[\w+-]+?)(?:-[0-9a-f]{8})?\.so(\.\d+)?")
 
 
 @check(
@@ -65,8 +45,9 @@ _NEVER_BUNDLED = re.compile(
 def needed_is_brought(subject: Subject, expect: Expectations) -> Iterable[Problem | str]:
     """Say of each NEEDED name who brings it."""
     required = {requirement.name for requirement in requirements(subject)}
-    torch = "torch" in required
-    cuda = torch or any(name.startswith(("nvidia-", "cuda-")) for name in required)
+    brought = {"libc", "driver"} | ({"torch", "cuda"} if "torch" in required else set())
+    if any(name.startswith(("nvidia-", "cuda-")) for name in required):
+        brought.add("cuda")
     declared = {need.library: need for need in expect.system}
     bundled = _bundled(subject)
     for library in subject.libraries:
@@ -77,23 +58,17 @@ def needed_is_brought(subject: Subject, expect: Expectations) -> Iterable[Proble
             elif soname in declared:
                 need = declared[soname]
                 yield f"{library.name} needs the system library {soname}: apt {need.apt}, dnf {need.dnf}"
-            elif not (
-                soname in LIBC_OWN
-                or DRIVER.fullmatch(soname)
-                or (torch and is_torch_library(soname))
-                or (cuda and CUDA.fullmatch(soname))
-                or any(fnmatchcase(soname, pattern) for pattern in expect.needed)
-            ):
+            elif not (owner(soname) in brought or any(fnmatchcase(soname, pattern) for pattern in expect.needed)):
                 missing.append(soname)
         yield from _unbrought(library, missing)
 
 
 def _unbrought(library: Library, sonames: list[str]) -> Iterator[Problem]:
-    ours = [soname for soname in sonames if is_torch_library(soname)]
-    cuda = [soname for soname in sonames if CUDA.fullmatch(soname)]
-    if ours:
+    torch = [soname for soname in sonames if owner(soname) == "torch"]
+    cuda = [soname for soname in sonames if owner(soname) == "cuda"]
+    if torch:
         yield Problem(
-            f"needs {', '.join(ours)}, and the wheel does not require torch",
+            f"needs {', '.join(torch)}, and the wheel does not require torch",
             library.name,
             cure="add torch, pinned to the minor built against, to Requires-Dist",
         )
@@ -104,7 +79,7 @@ def _unbrought(library: Library, sonames: list[str]) -> Iterator[Problem]:
             cure="require torch, or the NVIDIA package that brings it",
         )
     for soname in sonames:
-        if soname in ours or soname in cuda:
+        if soname in torch or soname in cuda:
             continue
         apt, dnf = SYSTEM_PACKAGES.get(soname, ("", ""))
         packages = f" (system library: apt package {apt}, dnf package {dnf})" if apt else ""
@@ -161,29 +136,28 @@ def requirements(subject: Subject) -> list[Requirement]:
 )
 def one_cuda_major(subject: Subject, expect: Expectations) -> Iterable[Problem | str]:
     """Compare the majors in NEEDED names and in the Python code with the stack's."""
-    due = expect.cuda_major
+    due = int(expect.cuda_major)
     for library in subject.libraries:
-        wrong: dict[str, list[str]] = defaultdict(list)
+        wrong: dict[int, list[str]] = defaultdict(list)
         for soname in library.facts.needed:
-            numbered = NUMBERED_BY_CUDA.fullmatch(soname)
-            if numbered and numbered[1] != due:
-                wrong[numbered[1]].append(soname)
+            for major in cuda_majors([soname]) - {due}:
+                wrong[major].append(soname)
         for major, sonames in wrong.items():
             yield Problem(
                 f"needs {', '.join(sonames)} of CUDA {major}, and the stack has CUDA {due} (torch {expect.torch})",
                 library.name,
             )
     for name in subject.wheel.members:
-        majors = _majors_in_code(subject.text(name)) if name.endswith(".py") else set()
+        majors = _majors_in_code(subject.text(name)) if name.endswith(".py") else set[int]()
         if majors and due not in majors:
             yield Problem(
-                f"loads libraries of CUDA {', '.join(sorted(majors))} by name, and the stack has CUDA {due}",
+                f"loads libraries of CUDA {', '.join(map(str, sorted(majors)))} by name, and the stack has CUDA {due}",
                 name,
                 cure="derive the major from torch.version.cuda",
             )
 
 
-def _majors_in_code(source: str) -> set[str]:
+def _majors_in_code(source: str) -> set[int]:
     """Return the CUDA majors of libraries that Python code names in a text of its own (comments do not count)."""
     if ".so." not in source:
         return set()
@@ -192,8 +166,7 @@ def _majors_in_code(source: str) -> set[str]:
     except (SyntaxError, ValueError):
         return set()  # code for another Python: it loads nothing here
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    matches = (NUMBERED_BY_CUDA.fullmatch(text.rpartition("/")[2]) for text in texts if isinstance(text, str))
-    return {match[1] for match in matches if match}
+    return cuda_majors(text.rpartition("/")[2] for text in texts if isinstance(text, str))
 
 
 @check(
@@ -202,9 +175,11 @@ def _majors_in_code(source: str) -> set[str]:
     cure="exclude it when repairing (smwheel's repair does); NVIDIA's and torch's own packages bring it",
 )
 def nothing_bundled_by_mistake(subject: Subject, _: Expectations) -> Iterable[Problem | str]:
-    """Look at the names of the files."""
+    """Look at the names of the files, without the hash that auditwheel adds to what it grafts."""
     for library in subject.libraries:
-        if _NEVER_BUNDLED.fullmatch(library.base):
+        match = _FILE_NAME.match(library.base)
+        soname = f"{match[1]}.so{match[2] or ''}" if match else library.base
+        if owner(soname) in ("torch", "cuda", "driver"):
             size = subject.digests[library.name][1]
             yield Problem(f"({size / 1e6:.1f} MB) belongs to torch, CUDA or the driver", library.name)
 

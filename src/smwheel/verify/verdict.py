@@ -107,9 +107,9 @@ class Verdict:
         if failed:
             first = failed[0]
             problem = first.problems[0]
-            more = len(failed) - 1
+            more = ", ".join(result.code for result in failed[1:])
             return VerifyError(
-                f"{first.code}: {problem}" + (f" (and {more} more checks failed)" if more else ""),
+                f"{first.code}: {problem}" + (f" (failed too: {more})" if more else ""),
                 where=self.wheel,
                 cure=problem.cure or first.cure,
             )

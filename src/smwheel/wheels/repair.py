@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from smwheel.errors import BuildError, SystemNeedError
 from smwheel.wheels.elf import ElfFacts, is_elf, policy_floor, read_elf
+from smwheel.wheels.sonames import owner
 from smwheel.wheels.wheelfile import Wheel, rewrite_wheel
 
 if TYPE_CHECKING:
@@ -32,12 +33,6 @@ EXCLUDES = (
     *("libcudart.so.*", "libnvrtc.so.*", "libnvrtc-builtins.so.*", "libnvJitLink.so.*", "libcublas.so.*"),
     *("libcublasLt.so.*", "libcufft.so.*", "libcurand.so.*", "libcusparse.so.*", "libcusparseLt.so.*"),
     *("libcusolver.so.*", "libcufile.so.*", "libcupti.so.*", "libcudnn*", "libnccl.so.*", "libnvshmem_host.so.*"),
-)
-# What every system of the manylinux policies has, so that nobody grafts it.
-SYSTEM = (
-    *("ld-linux-*", "libc.so.*", "libm.so.*", "libmvec.so.*", "libdl.so.*", "librt.so.*", "libpthread.so.*"),
-    *("libutil.so.*", "libanl.so.*", "libresolv.so.*", "libnsl.so.*", "libgcc_s.so.*", "libstdc++.so.*"),
-    *("libatomic.so.*",),
 )
 
 
@@ -54,11 +49,11 @@ def repair_wheel(source: Path, destination: Path, *, leave: Iterable[str] = (), 
         MalformedError: the wheel or a file in it is damaged.
 
     """
-    excludes = (*EXCLUDES, *leave)
+    leave = tuple(leave)
     with tempfile.TemporaryDirectory(dir=_made(destination), prefix=".repair-") as work:
         facts = read_facts(source, Path(work))
-        if grafted := to_graft(facts, excludes):
-            source = _graft(source, Path(work) / "grafted", excludes, search, grafted)
+        if grafted := to_graft(facts, leave):
+            source = _graft(source, Path(work) / "grafted", (*EXCLUDES, *leave), search, grafted)
             facts = read_facts(source, Path(work))
         if not facts:
             return rewrite_wheel(source, destination)
@@ -68,12 +63,18 @@ def repair_wheel(source: Path, destination: Path, *, leave: Iterable[str] = (), 
         return rewrite_wheel(source, destination, tags=tags)
 
 
-def to_graft(facts: dict[str, ElfFacts], excludes: Iterable[str]) -> tuple[str, ...]:
+def to_graft(facts: dict[str, ElfFacts], leave: Iterable[str]) -> tuple[str, ...]:
     """Return the libraries that the files need and that nobody else brings, sorted."""
-    patterns = (*excludes, *SYSTEM)
+    patterns = tuple(leave)
     own = {name.rpartition("/")[2] for name in facts} | {one.soname for one in facts.values()}
     needed = {soname for one in facts.values() for soname in one.needed}
-    return tuple(sorted(name for name in needed - own if not any(fnmatchcase(name, one) for one in patterns)))
+    return tuple(
+        sorted(
+            name
+            for name in needed - own
+            if owner(name) == "other" and not any(fnmatchcase(name, one) for one in patterns)
+        )
+    )
 
 
 def read_facts(path: Path, work: Path) -> dict[str, ElfFacts]:

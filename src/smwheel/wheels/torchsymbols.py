@@ -103,11 +103,6 @@ def uses_old_strings(name: str) -> bool:
     return False
 
 
-def is_torch_library(soname: str) -> bool:
-    """Return whether a library belongs to torch."""
-    return soname.startswith(("libtorch", "libc10", "libshm."))
-
-
 def pack(table: TorchSymbols) -> bytes:
     """Return a table as its file holds it; the same bytes for the same table and zstd."""
     libraries = sorted(table.exported)
