@@ -164,4 +164,7 @@ def _each(wish: Wish, action: Callable[[str], None], reporter: Reporter) -> dict
 
 def _headline(resolution: Resolution) -> str:
     modules = f", profile {resolution.profile}" if resolution.strategy == "compile" and resolution.profile else ""
-    return f"{resolution.name} for {resolution.arch.sm} ({resolution.why}), {resolution.strategy}{modules}"
+    return (
+        f"{resolution.name} for {resolution.arch.sm} ({resolution.why}), "
+        f"{resolution.strategy}{modules} ({resolution.why_strategy})"
+    )

@@ -133,6 +133,7 @@ def _resolved_json(resolution: Resolution) -> dict[str, Any]:
     return {
         "version": resolution.version,
         "strategy": resolution.strategy,
+        "why_strategy": resolution.why_strategy,
         "request": resolution.request.code,
         "arch": resolution.arch.code,
         "why": resolution.why,
@@ -156,7 +157,8 @@ def _resolved_text(resolution: Resolution) -> list[str]:
     lines = [
         f"  arch       {resolution.request} means {resolution.arch.sm}: {resolution.why}",
         f"  stack      {stack.name}: CUDA {stack.cuda}, torch {stack.torch}",
-        f"  strategy   {resolution.strategy}" + (f", profile {resolution.profile}" if resolution.profile else ""),
+        f"  strategy   {resolution.strategy}: {resolution.why_strategy}",
+        *([f"  profile    {resolution.profile}"] if resolution.strategy == "compile" and resolution.profile else []),
     ]
     if resolution.warning:
         lines.append(f"  WARNING    {resolution.warning}")

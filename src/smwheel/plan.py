@@ -20,6 +20,7 @@ from smwheel.arch import Arch
 from smwheel.errors import ArchError, UsageError
 from smwheel.recipe import Recipe, RecipeVersion, Strategy, Target
 from smwheel.stack import Stack
+from smwheel.strategy import Decision, Ground, decide
 
 FORMAT = 1
 """Version of the plan's JSON; part of the fingerprint."""
@@ -68,6 +69,7 @@ class Resolution:
     why: str
     warning: str
     strategy: Strategy
+    why_strategy: str
     profile: str
     modules: tuple[str, ...] | None
     modules_from: Path | None = None
@@ -98,7 +100,7 @@ def resolve(
     """Resolve a recipe for an architecture and a stack, from files alone.
 
     Raises:
-        UsageError: the stack has no version of the recipe, or profile or strategy are unknown.
+        UsageError: the stack has no version of the recipe, profile or strategy are unknown, or no strategy can work.
         ArchError: the package has nothing for this architecture, or CUDA is too old for it.
     """
     if recipe.name not in stack.recipes:
@@ -112,7 +114,10 @@ def resolve(
     target = _target(recipe, data, stack, request)
     arch = Arch.parse(target.code)
     arch.require_cuda(stack.cuda_version)
-    chosen = _strategy(recipe, version, data, strategy)
+    decision = _strategy(recipe, version, data, strategy) or decide(
+        recipe, version, Ground(stack.torch, stack.cuda_version), arch
+    )
+    chosen = decision.strategy
     compiled = chosen == "compile"
     return Resolution(
         recipe=recipe,
@@ -124,6 +129,7 @@ def resolve(
         why=target.why,
         warning=target.warning,
         strategy=chosen,
+        why_strategy=decision.why,
         profile=_profile(recipe, data, profile, chosen=bool(modules or modules_from)) if compiled else chosen,
         modules=modules if compiled else None,
         modules_from=modules_from if compiled else None,
@@ -151,16 +157,16 @@ def _target(recipe: Recipe, data: RecipeVersion, stack: Stack, request: Arch) ->
     )
 
 
-def _strategy(recipe: Recipe, version: str, data: RecipeVersion, strategy: Strategy | None) -> Strategy:
+def _strategy(recipe: Recipe, version: str, data: RecipeVersion, strategy: Strategy | None) -> Decision | None:
     if strategy is None:
-        return data.strategies[0]
+        return None
     if strategy not in data.strategies:
         raise UsageError(
             f"{recipe.name} {version} cannot be made with strategy {strategy}",
             where="--strategy",
             cure=f"it has {', '.join(data.strategies)}",
         )
-    return strategy
+    return Decision(strategy, "asked for")
 
 
 def _profile(recipe: Recipe, data: RecipeVersion, profile: str | None, *, chosen: bool) -> str:

@@ -215,6 +215,7 @@ class Thin(Strict):
         default={}, description="pattern of files left out, with no change of behaviour → why there is none"
     )
     licenses: list[str] = Field(default=[], description="licence texts beside the recipe, added to the wheel")
+    published: str = Field(default="", description="what the wheel holds and asks of torch: facts beside the recipe")
 
 
 class RecipeVersion(Strict):

@@ -33,7 +33,7 @@ GPU = Arch.parse("120")
 
 
 def expected(stack_name: str) -> Expectations:
-    return from_resolution(plan.resolve(recipe.load("sgl-kernel"), stack.load(stack_name), GPU))
+    return from_resolution(plan.resolve(recipe.load("sgl-kernel"), stack.load(stack_name), GPU, strategy="thin"))
 
 
 def found(verdict: Verdict, code: str) -> str:

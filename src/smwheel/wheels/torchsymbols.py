@@ -36,6 +36,7 @@ MAX_TABLE = 64 << 20
 _TORCH_NAME = re.compile(r"_Z(?:T[VIST]|G[VR])?N?[KVrRO]*(?:2at|3c10|5torch|6caffe2)")
 _LITERAL = re.compile(r"L[a-z]n?\d+E")
 _LENGTH = re.compile(r"\d+")
+_NESTED = re.compile(r"_Z(?:T[VIST])?(?:N[KVrRO]*)?(?=\d)")
 _NEW_STRING = ("7__cxx11", "B5cxx11")
 
 
@@ -101,6 +102,16 @@ def uses_old_strings(name: str) -> bool:
         else:
             at += 1
     return False
+
+
+def readable(name: str) -> str:
+    """Return the qualified name in a mangled one, without its parameters, e.g. `c10::cuda::check`; else the name."""
+    match = _NESTED.match(name)
+    parts, at = [], match.end() if match else 0
+    while match and (length := _LENGTH.match(name, at)):
+        at = length.end() + int(length[0])
+        parts.append(name[length.end() : at])
+    return "::".join(parts) or name
 
 
 def pack(table: TorchSymbols) -> bytes:
