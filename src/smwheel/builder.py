@@ -75,8 +75,9 @@ class Outcome:
         for entry in self.entries:
             code = ", ".join(f"{count} sm_{arch}" for arch, count in sorted(entry.holds.items()))
             lines.append(f"  {entry.file}  {entry.size / (1 << 20):.1f} MiB  {code or 'no GPU code'}  [{entry.level}]")
-        for name, error in self.failures.items():
-            lines += [f"  {name}: NOT MADE", *(f"    {line}" for line in str(error).splitlines())]
+        if self.entries or len(self.failures) > 1:
+            for name, error in self.failures.items():
+                lines += [f"  {name}: NOT MADE", *(f"    {line}" for line in str(error).splitlines())]
         if self.entries:
             house = self.wheelhouse
             lines += [
@@ -87,18 +88,13 @@ class Outcome:
             ]
         return "\n".join(lines)
 
-    def raise_for_failures(self) -> None:
-        """Raise what the process must end with, if anything failed.
-
-        Raises:
-            PartialError: some recipes were built and others were not.
-            SmwheelError: nothing was built; the first recipe's own error.
-        """
+    def error(self) -> SmwheelError | None:
+        """Return what the process must end with: nothing, or the only failure's error, or that some recipes failed."""
         if not self.failures:
-            return
-        if not self.entries:
-            raise next(iter(self.failures.values()))
-        raise PartialError(
+            return None
+        if not self.entries and len(self.failures) == 1:
+            return next(iter(self.failures.values()))
+        return PartialError(
             f"not made: {', '.join(self.failures)}", cure="see the reasons above; what was made can be used"
         )
 
@@ -146,7 +142,8 @@ def fetch_all(wish: Wish, options: Options, reporter: Reporter) -> dict[str, Any
         fetched[name] = {key: str(path) for key, path in files.items()}
 
     failures = _each(wish, bring, reporter)
-    Outcome([], failures, options.wheelhouse).raise_for_failures()
+    if error := Outcome([], failures, options.wheelhouse).error():
+        raise error
     return fetched
 
 

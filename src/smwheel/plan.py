@@ -138,11 +138,12 @@ def resolve(
 
 def _target(recipe: Recipe, data: RecipeVersion, stack: Stack, request: Arch) -> Target:
     request.require_cuda(stack.cuda_version)
-    fitting = [target for target in data.targets if request.code in target.request]
+    named = [target for target in data.targets if request.code in target.request]
+    fitting = named or [target for target in data.targets if request.code == target.code]
     for target in fitting:
         if stack.cuda_version in SpecifierSet(target.cuda):
             return target
-    known = sorted({code for target in data.targets for code in target.request})
+    known = sorted({code for target in data.targets for code in (*target.request, target.code)})
     if fitting:
         ranges = ", ".join(target.cuda for target in fitting)
         raise ArchError(

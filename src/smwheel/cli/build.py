@@ -182,11 +182,13 @@ def build(
         wheelhouse=wheelhouse,
     )
     result = build_all(chosen, options, Reporter())
+    error = result.error()
     if as_json:
         print_json(result.as_json())
-    else:
-        console.print(result.as_text(), markup=False)
-    result.raise_for_failures()
+        raise typer.Exit(error.exit_code if error else 0)
+    console.print(result.as_text(), markup=False)
+    if error:
+        raise error
 
 
 def _wish(
