@@ -16,6 +16,7 @@ from smwheel.errors import MalformedError
 from smwheel.wheels import fatbin
 from smwheel.wheels.cut import thin_file
 from smwheel.wheels.fatbin import Kind
+from smwheel.wheels.image import PT_LOAD, Image
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +96,23 @@ def test_cut_file_is_smaller_loads_and_points_at_what_was_kept(tmp_path: Path, l
     assert payloads(target) == [pair for pair in payloads(source) if pair[0] == "120a"]
     assert loaded(target) == [gpufiles.region(big("120a", number)) for number in range(3)]
     assert readelf(target) == readelf(source)
+    for segment in Image.read(target.read_bytes(), where="x").segments:
+        if segment.kind == PT_LOAD:
+            assert (segment.address - segment.offset) % segment.align == 0, "loaders may refuse it"
+
+
+def test_pointer_whose_value_is_not_its_relocations_is_not_understood(tmp_path: Path) -> None:
+    source = gpulibs.build(tmp_path, regions())
+    data = bytearray(source.read_bytes())
+    image = Image.read(data, where="x")
+    (records,) = (section for section in image.sections if section.name == ".nvFatBinSegment")
+    data[records.offset + 8 : records.offset + 16] = (12345).to_bytes(8, "little")
+    source.write_bytes(data)
+    outcome = thin_file(source, tmp_path / "thin.so", GPU)
+    assert (outcome.method, outcome.reason) == (
+        "zero-filled",
+        "a pointer to GPU code does not hold what its relocation says",
+    )
 
 
 def test_tools_still_work_on_a_cut_file(tmp_path: Path) -> None:

@@ -138,6 +138,20 @@ def test_same_wheel_gives_the_same_bytes(tmp_path: Path, fat: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
+def test_ptx_is_kept_beside_machine_code_on_request_and_the_version_says_so(tmp_path: Path) -> None:
+    both = gpufiles.region(
+        gpufiles.entry("120a", random.Random(1).randbytes(9000)), gpufiles.entry("90", b"ptx", kind=gpufiles.PTX)
+    )
+    fat = wheel_of(tmp_path, {"pkg/ops.so": gpulibs.build(tmp_path / "build", [both, region("80", "120a")])})
+    without = thin_wheel(fat, tmp_path / "out", GPU)
+    beside = thin_wheel(fat, tmp_path / "out", GPU, ptx=True)
+    assert thin.code_json(without.kept) == {"120a": 2}
+    assert thin.code_json(beside.kept) == {"120a": 2, "ptx 90": 1}
+    assert "sm120a.thin-" in without.wheel.name
+    assert "sm120a.thinptx-" in beside.wheel.name
+    assert compare(fat, beside.wheel) == []
+
+
 def test_absent_architecture_lists_what_there_is(tmp_path: Path, fat: Path) -> None:
     with pytest.raises(ArchError, match=r"holds nothing .* 100 can use; it holds 80, 90a, 120a") as caught:
         thin_wheel(fat, tmp_path / "out", Arch.parse("100"), rules=Rules(compiled="compile it: smwheel build x"))

@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from smwheel import recipe
 from smwheel.errors import RecipeError
+from smwheel.recipe import FileSource
 from smwheel.wheels.thin import Rules, Stub
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def recipe_of(path: Path) -> tuple[Recipe, str] | None:
         found = recipe.load(name)
         for version, data in found.versions.items():
             for source in data.sources:
-                if source.size == size and source.sha256 == _sha256(path):
+                if isinstance(source, FileSource) and source.size == size and source.sha256 == _sha256(path):
                     return found, version
     return None
 
