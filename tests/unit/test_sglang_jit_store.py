@@ -113,6 +113,7 @@ class World:
         entry = {"name": "k", "library": f"{key}/k.so", "sha256": identity.digest(library), "inputs": [0, 1]}
         self.index = {
             "distribution": "sglang-jit-cache-demo",
+            "capability": "12.0",
             "cuda_major": "13",
             "built_for": {"sglang": "0.5.23", "apache-tvm-ffi": "0.1.11", "torch": "2.14.1"},
             "modules": {key: entry},
@@ -231,11 +232,7 @@ def other_export(world: World) -> None:
     world.spec.cuda_wrappers = (("run", "K<128>::run"),)
 
 
-def other_gpu(world: World) -> None:
-    world.arch.minor = 1
-
-
-@pytest.mark.parametrize("change", [other_flag, other_argument, other_export, other_gpu])
+@pytest.mark.parametrize("change", [other_flag, other_argument, other_export])
 def test_another_request_is_a_miss_without_a_warning(
     world: World, caplog: pytest.LogCaptureFixture, change: Callable[[World], None]
 ) -> None:
@@ -244,6 +241,25 @@ def test_another_request_is_a_miss_without_a_warning(
     assert world.find() is None
     assert [record.levelno for record in caplog.records] == [logging.INFO]
     assert "is not among the prebuilt kernels" in caplog.text
+
+
+def test_another_gpu_is_a_miss_that_is_said_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world.arch.minor = 1
+    opened = store.Store(world.store)
+    for _ in range(2):
+        assert opened.find(lambda **_: None, spec=world.spec, scope=Path("scope")) is None
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert "a GPU of capability 12.1 is not what it was made for: 12.0" in caplog.text
+
+
+def test_another_sglang_is_named_even_where_its_plugins_work_differently(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.versions["sglang"] = "0.6.0"
+    world.patch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", None)
+    plugin.register()
+    assert "built for sglang 0.5.23, and 0.6.0 is installed" in caplog.text
 
 
 def test_register_puts_the_store_behind_sglangs_lookup(world: World) -> None:

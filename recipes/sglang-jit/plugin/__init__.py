@@ -22,8 +22,6 @@ def register() -> None:
 
     One warning says which version differs; SGLang then goes on as if this package were not installed.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415  # only in a server
-
     store = Store(Path(__file__).parent / "store")
     mismatch = store.mismatch()
     if mismatch:
@@ -34,4 +32,6 @@ def register() -> None:
             store.advice(),
         )
         return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415  # of the right version
+
     HookRegistry.register(LOOKUP, store.find, HookType.AROUND)

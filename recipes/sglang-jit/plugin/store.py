@@ -56,6 +56,10 @@ class Store:
         own = sglangs_own(spec=spec, scope=scope)
         if own is not None or envs.SGLANG_JIT_FORCE_RECOMPILE.get():
             return own
+        gpu, made_for = _capability(), self.index["capability"]
+        if gpu != made_for:
+            self._once(logging.INFO, f"a GPU of capability {gpu}", f"is not what it was made for: {made_for}")
+            return None
         entry = self.index["modules"].get(self.key(spec))
         if entry is None:
             self._once(logging.INFO, spec.module_name, "is not among the prebuilt kernels")
@@ -68,12 +72,9 @@ class Store:
         return library
 
     def key(self, spec: Any) -> str:
-        """Return the name of a request on this process's GPU."""
-        from sglang.kernels.jit.utils.arch import get_jit_cuda_arch  # noqa: PLC0415  # only in a server
-
-        arch = get_jit_cuda_arch()
+        """Return the name of a request on the GPU that the store was made for."""
         fields = {name: identity.portable(getattr(spec, name), self.roots) for name in identity.FIELDS}
-        return identity.key(fields, f"{arch.major}.{arch.minor}")
+        return identity.key(fields, self.index["capability"])
 
     @cached_property
     def roots(self) -> dict[str, Path]:
@@ -99,10 +100,10 @@ class Store:
             return f"it does not load: {error}"
         return ""
 
-    def _once(self, level: int, module: str, message: str) -> None:
-        if module not in self._warned:
-            self._warned.add(module)
-            logger.log(level, "%s: %s %s", self.distribution, module, message)
+    def _once(self, level: int, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.log(level, "%s: %s %s", self.distribution, what, message)
 
 
 def _installed(distribution: str) -> str:
@@ -110,6 +111,14 @@ def _installed(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+def _capability() -> str:
+    """Return the compute capability of this process's GPU as SGLang has found it, e.g. `12.0`."""
+    from sglang.kernels.jit.utils.arch import get_jit_cuda_arch  # noqa: PLC0415  # only in a server
+
+    arch = get_jit_cuda_arch()
+    return f"{arch.major}.{arch.minor}"
 
 
 def _torch_cuda() -> str:
