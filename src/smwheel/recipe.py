@@ -184,6 +184,9 @@ class Expect(Strict):
     files: list[str] = Field(default=[], description="patterns that every file of the wheel must match")
     required: list[str] = Field(default=[], description="patterns that some file must match")
     no_device_code: list[str] = Field(default=[], description="libraries that hold no GPU code by design")
+    plain: list[str] = Field(
+        default=[], description="libraries that need no suffix: plain code that loads on the target is enough"
+    )
     foreign: list[ForeignCode] = []
     ptx: bool = False
     needed: list[str] = Field(default=[], description="SONAME patterns that may be NEEDED beside libc's own")
@@ -193,8 +196,8 @@ class Expect(Strict):
     loader: LoaderRule | None = None
     torch_pin: bool = Field(default=False, description="Requires-Dist must pin torch's minor version")
     ops: list[str] = Field(default=[], description="torch operators that must be registered after import")
-    max_wheel: int | None = Field(default=None, description="bytes")
-    max_installed: int | None = Field(default=None, description="bytes")
+    max_wheel: dict[str, int] = Field(default={}, description="architecture that is built → bytes")
+    max_installed: dict[str, int] = Field(default={}, description="architecture that is built → bytes")
 
 
 class Stub(Strict):

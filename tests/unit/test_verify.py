@@ -219,10 +219,10 @@ def test_plain_code_beside_the_suffixed_is_not_foreign(tmp_path: Path) -> None:
 
 
 def test_the_recipe_may_say_that_plain_code_is_enough(tmp_path: Path) -> None:
-    path = wheel(tmp_path, [(OPS, ops(tmp_path / "so", "120"))])
-    for code, count in (("120", 0), ("80", 1)):
-        rule = ForeignCode(files=["ops/*"], allow=[code], reason="upstream builds this file so")
-        assert len(problems(path, "W202", replace(GOOD, foreign=(rule,)))) == count
+    for code, count in (("120", 0), ("80", 1), ("121a", 1)):
+        path = wheel(tmp_path / code, [(OPS, ops(tmp_path / code, code))])
+        assert len(problems(path, "W202", replace(GOOD, plain=("ops/sm100/*",)))) == count
+        assert len(problems(path, "W202", replace(GOOD, plain=("ops/other/*",)))) == 1
 
 
 def test_ptx_beside_machine_code(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ check = "check.py"
 [versions."1.0".expect]
 files = ["ops/*"]
 required = ["ops/sm100/*"]
-max_wheel = 1000000
+max_wheel = { "120a" = 1000000 }
 
 [[versions."1.0".system]]
 name = "numa"
@@ -100,6 +100,7 @@ def test_what_is_given_outweighs_the_plan(tmp_path: Path) -> None:
         expect = gather(opened, arch="90")
     assert expect.arch is not None
     assert expect.arch.code == "90a"
+    assert expect.max_wheel is None
 
 
 def test_a_plan_of_a_stack_that_is_not_known(tmp_path: Path) -> None:

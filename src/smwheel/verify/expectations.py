@@ -38,6 +38,7 @@ class Expectations:
     files: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     no_device_code: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
     foreign: tuple[ForeignCode, ...] = ()
     ptx: bool = False
     needed: tuple[str, ...] = ()
@@ -71,6 +72,7 @@ def from_resolution(resolved: plan.Resolution, *, modules: tuple[str, ...] = ())
         files=tuple(expect.files),
         required=(*expect.required, *(f"*/{name}.so" for name in modules)),
         no_device_code=tuple(expect.no_device_code),
+        plain=tuple(expect.plain),
         foreign=tuple(expect.foreign),
         ptx=expect.ptx,
         needed=tuple(expect.needed),
@@ -80,8 +82,8 @@ def from_resolution(resolved: plan.Resolution, *, modules: tuple[str, ...] = ())
         torch_pin=expect.torch_pin,
         ops=tuple(expect.ops),
         script=resolved.recipe.directory / data.check if data.check else None,
-        max_wheel=expect.max_wheel,
-        max_installed=expect.max_installed,
+        max_wheel=expect.max_wheel.get(resolved.arch.code),
+        max_installed=expect.max_installed.get(resolved.arch.code),
         original=data.source(data.thin.source).sha256 if cut and data.thin else "",
     )
 
