@@ -17,6 +17,9 @@ from smwheel.progress import size
 from smwheel.wheels import inspect as inspecting
 from smwheel.wheels import rules, thin
 
+# Tables that go into a file or a pipe are not folded to a terminal's width.
+WIDE = 200
+
 
 @app.command()
 def inspect(
@@ -56,7 +59,7 @@ def _print_inspection(found: inspecting.Inspection) -> None:
             row["glibc"],
             row["python"],
         )
-    console.print(table)
+    console.print(table, width=None if console.is_terminal else WIDE)
     console.print(escape(found.sentence()))
 
 
@@ -105,7 +108,7 @@ def thin_command(
         why = f" ({file.reason})" if file.reason else ""
         after = size(file.after) if file.after else "-"
         table.add_row(escape(file.name), escape(file.action + why), size(file.before), after, kept)
-    console.print(table)
+    console.print(table, width=None if console.is_terminal else WIDE)
     console.print(
         f"{escape(str(report.wheel))}\n{size(report.wheel.stat().st_size)}, cut from {size(report.original_size)}. "
         "It is the publisher's binary cut down: that mends size, not faults; if the published wheel fails for you, "
