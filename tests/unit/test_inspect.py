@@ -80,6 +80,7 @@ def test_wheel_is_read_without_unpacking_its_gpu_code(wheel: Path, monkeypatch: 
     assert ops.packed > 30_000
     assert ops.facts is not None
     assert "libstdc++.so.6" in ops.facts.needed
+    assert ops.glibc_floor == f"2.{ops.facts.policy_minor}"
     assert (found.distribution, found.version, found.torch) == ("fat-pkg", "1.0", "==2.14.1")
     assert max(written) <= 48 << 10 < ops.size, "payloads were written out"
 

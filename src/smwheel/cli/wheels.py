@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,9 +17,6 @@ from smwheel.errors import MalformedError
 from smwheel.progress import size
 from smwheel.wheels import inspect as inspecting
 from smwheel.wheels import rules, thin
-
-# Tables that go into a file or a pipe are not folded to a terminal's width.
-WIDE = 200
 
 
 @app.command()
@@ -46,7 +44,7 @@ def inspect(
 def _print_inspection(found: inspecting.Inspection) -> None:
     name = f"{found.distribution} {found.version}".strip()
     console.print(f"[bold]{escape(name or found.path)}[/]  {size(found.size)}  {escape(' '.join(found.tags))}")
-    table = Table("file", "size", "GPU code", "needs", "glibc", "Python", box=None, pad_edge=False)
+    table = Table("file", "size", "GPU code", "needs", "glibc from", "Python", box=None, pad_edge=False)
     table.columns[0].overflow = "fold"
     for library in found.libraries:
         row = library.as_json()
@@ -56,11 +54,16 @@ def _print_inspection(found: inspecting.Inspection) -> None:
             size(library.size),
             escape(code) or "none" if not library.error else f"[red]{escape(library.error)}[/]",
             escape(_needs(row)),
-            row["glibc"],
+            row["glibc_floor"],
             row["python"],
         )
-    console.print(table, width=None if console.is_terminal else WIDE)
+    _print_table(table)
     console.print(escape(found.sentence()))
+
+
+def _print_table(table: Table) -> None:
+    """Print a table; into a file or a pipe without folding it to a terminal's width."""
+    (console if console.is_terminal else Console(width=200, highlight=False)).print(table)
 
 
 def _needs(row: dict[str, Any]) -> str:
@@ -108,7 +111,7 @@ def thin_command(
         why = f" ({file.reason})" if file.reason else ""
         after = size(file.after) if file.after else "-"
         table.add_row(escape(file.name), escape(file.action + why), size(file.before), after, kept)
-    console.print(table, width=None if console.is_terminal else WIDE)
+    _print_table(table)
     console.print(
         f"{escape(str(report.wheel))}\n{size(report.wheel.stat().st_size)}, cut from {size(report.original_size)}. "
         "It is the publisher's binary cut down: that mends size, not faults; if the published wheel fails for you, "

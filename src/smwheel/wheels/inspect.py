@@ -61,9 +61,12 @@ class Library:
         return f"cp{match[1]}{match[2]}" if match else ""
 
     @property
-    def cubins(self) -> set[Arch]:
-        """The architectures of its machine code."""
-        return {arch for kind, arch in self.code if kind is Kind.CUBIN}
+    def glibc_floor(self) -> str:
+        """The oldest glibc whose systems have all the versions asked for, of the C++ library too; "" if unknown."""
+        try:
+            return f"2.{self.facts.policy_minor}" if self.facts else ""
+        except MalformedError:
+            return ""
 
     def serves(self, gpu: Arch) -> bool:
         """Return whether it has code that a GPU can run, be it by compiling PTX when the program starts."""
@@ -86,6 +89,7 @@ class Library:
             "soname": self.facts.soname if self.facts else "",
             "needed": needed,
             "cuda_majors": sorted(cuda_majors(self.facts.needed)) if self.facts else [],
+            "glibc_floor": self.glibc_floor,
             "glibc": self.facts.version("GLIBC") if self.facts else "",
             "glibcxx": self.facts.version("GLIBCXX") if self.facts else "",
             "rpath": [*self.facts.rpath, *self.facts.runpath] if self.facts else [],
@@ -213,7 +217,7 @@ def _inspect_wheel(path: Path) -> Inspection:
             if not _LIBRARY.search(name):
                 continue
             file = Path(work) / "library"
-            library = _read(
+            library = read_library(
                 name,
                 file,
                 lambda name=name, file=file: skeleton.unpack(  # type: ignore[misc]
@@ -234,7 +238,7 @@ def _inspect_wheel(path: Path) -> Inspection:
 
 
 def _inspect_files(target: str, kind: str, files: Iterable[Path], base: Path, **more: Any) -> Inspection:
-    found = [(path, _read(str(path.relative_to(base)), path)) for path in files]
+    found = [(path, read_library(str(path.relative_to(base)), path)) for path in files]
     return Inspection(
         path=target,
         kind=kind,
@@ -279,7 +283,7 @@ def _files(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def _read(
+def read_library(
     name: str, path: Path, unpack: Callable[[], None] | None = None, *, packed: int | None = None
 ) -> Library | None:
     """Return what a library holds; None if the file is none (a linker script, a text file of that name)."""
