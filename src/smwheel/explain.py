@@ -12,8 +12,12 @@ from smwheel.errors import SmwheelError
 from smwheel.estimate import Estimate, estimate, predict
 from smwheel.governor.limits import Limits, measure
 from smwheel.pipeline import Options, Site, download_size, prepare, sources_of
-from smwheel.plan import Plan, Resolution
+from smwheel.plan import Plan, Resolution, Unit
 from smwheel.progress import Reporter, size
+from smwheel.recipe import GitSource, Source
+
+ONLY_CONFIGURING = "only configuring the package's own build can tell"
+"""Why a plan lists neither modules nor units of a PEP 517 build."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,13 @@ class PlanReport:
         if self.site is None:
             return head | {"modules_reason": "nothing is compiled: the published wheel is cut down"}
         plan = self.plan
+        known = {
+            "modules": [
+                {"name": module.name, "family": module.family, "library": module.library, "units": list(module.units)}
+                for module in plan.modules
+            ],
+            "units": [_unit_json(unit) for unit in plan.units],
+        }
         return head | {
             "toolchain": plan.toolchain,
             "host": vars(plan.host),
@@ -55,23 +66,7 @@ class PlanReport:
             "requirements": plan.environment,
             "work": str(self.site.work),
             "estimate": self.estimate.as_json() if self.estimate else None,
-            "modules": [
-                {"name": module.name, "family": module.family, "library": module.library, "units": list(module.units)}
-                for module in plan.modules
-            ],
-            "units": [
-                {
-                    "id": unit.id,
-                    "module": unit.module,
-                    "family": unit.family,
-                    "kind": unit.kind,
-                    "source": unit.source,
-                    "command": list(unit.command),
-                    "inputs": list(unit.inputs),
-                    "output": unit.output,
-                }
-                for unit in plan.units
-            ],
+            **(known if plan.units else {"modules_reason": ONLY_CONFIGURING}),
             "excluded": [{"name": name, "reason": reason} for name, reason in plan.excluded],
             "missing": list(plan.missing),
             "notes": list(plan.notes),
@@ -122,10 +117,23 @@ def explain(name: str, resolve: Callable[[str], Resolution], options: Options, r
             return PlanReport(name, resolution, plan_thin(resolution), None, costs, None, limits, None)
         prepared = prepare(resolution, options, reporter)
         site, plan = prepared.site, prepared.plan
-        expected = estimate(predict(plan), limits)
+        expected = estimate(predict(plan), limits) if plan.units else None
     except SmwheelError as error:
         return PlanReport(name, resolution, None, site, costs, expected, limits, error)
     return PlanReport(name, resolution, plan, site, costs, expected, limits, None)
+
+
+def _unit_json(unit: Unit) -> dict[str, Any]:
+    return {
+        "id": unit.id,
+        "module": unit.module,
+        "family": unit.family,
+        "kind": unit.kind,
+        "source": unit.source,
+        "command": list(unit.command),
+        "inputs": list(unit.inputs),
+        "output": unit.output,
+    }
 
 
 def _resolved_json(resolution: Resolution) -> dict[str, Any]:
@@ -162,9 +170,13 @@ def _resolved_text(resolution: Resolution) -> list[str]:
     ]
     if resolution.warning:
         lines.append(f"  WARNING    {resolution.warning}")
-    lines += [f"  source     {source.file}  {size(source.size)}  sha256 {source.sha256}"
-              for source in sources_of(resolution)]  # fmt: skip
-    return lines
+    return lines + [f"  source     {_source_text(source)}" for source in sources_of(resolution)]
+
+
+def _source_text(source: Source) -> str:
+    if isinstance(source, GitSource):
+        return source.title
+    return f"{source.file}  {size(source.size)}  sha256 {source.sha256}"
 
 
 def _planned_text(plan: Plan, site: Site | None) -> list[str]:
@@ -180,8 +192,11 @@ def _planned_text(plan: Plan, site: Site | None) -> list[str]:
                 f"  sandbox    paths {'fixed' if sandbox.namespaces else 'of this machine'}, "
                 f"network {'allowed' if sandbox.network else 'none'}{f' ({sandbox.reason})' if sandbox.reason else ''}"
             ),
-            f"  modules    {len(plan.modules)}",
-            f"  units      {len(plan.units)}: {counted}",
+            *(
+                (f"  modules    {len(plan.modules)}", f"  units      {len(plan.units)}: {counted}")
+                if plan.units
+                else (f"  units      {ONLY_CONFIGURING}",)
+            ),
         ]
     return [
         *lines,

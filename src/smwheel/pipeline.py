@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,17 @@ from pydantic import ValidationError
 
 from smwheel import environment, system, toolchain
 from smwheel.build.commands import settled
-from smwheel.build.generator import Generator, ModulesResponse
+from smwheel.build.generator import PROTOCOL, Generator, ModulesResponse
 from smwheel.build.sandbox import Bind, Sandbox, make_sandbox
 from smwheel.environment import BuildEnvironment
-from smwheel.errors import UsageError
+from smwheel.errors import RecipeError, UsageError
 from smwheel.paths import cache_dir
 from smwheel.plan import Host, Module, Plan, Resolution, Unit, digest, file_digest
-from smwheel.prepare import Tree, make_tree
+from smwheel.prepare import Tree, make_plain_tree, make_tree
 from smwheel.progress import Reporter, size
-from smwheel.recipe import Build, Source
-from smwheel.sources.registry import fetch
+from smwheel.recipe import Build, FileSource, GitSource, RecipeVersion, Source, Stub
+from smwheel.sources.bring import bring, bytes_to_fetch, stored, told
+from smwheel.sources.git import known_commit
 from smwheel.sources.store import Store
 from smwheel.toolchain import Toolchain
 
@@ -43,6 +44,8 @@ class Options:
     """What steers a build but does not decide what is in the wheels."""
 
     offline: bool = False
+    ask_tags: bool = False
+    """Whether repositories are asked what their tags name even if that is known."""
     cuda_home: Path | None = None
     memory: int | None = None
     """Bytes that the build may use; None: what the machine gives."""
@@ -50,7 +53,10 @@ class Options:
     allow_network: bool = False
     work: Path = Path(".work")
     wheelhouse: Path = Path("wheelhouse")
+    backend: str = "host"
+    """Where it is compiled: `host`, `docker`, `podman` or `auto`."""
     base_image: str = ""
+    """The base image asked for; for the program in a container the digest of the one that it runs on."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class Site:
     work: Path
     asked: Path | None = None
     """A copy, in the work directory, of what says which modules are asked for (`--modules-from`)."""
+    third_party: dict[str, Tree] = field(default_factory=dict)
+    """What the package's own build would fetch, by its name there."""
 
     @property
     def build_id(self) -> str:
@@ -163,29 +171,37 @@ def sources_of(resolution: Resolution) -> list[Source]:
         return [source for source in wanted if thin is not None and source.id == thin.source]
     build = resolution.data.build
     tree = resolution.data.source(build.source).id if build is not None else ""
-    return [source for source in wanted if source.id == tree or source.publish]
+    needed = [source for source in wanted if source.id == tree or (isinstance(source, FileSource) and source.publish)]
+    return [*needed, *resolution.data.third_party]
 
 
 def fetch_sources(resolution: Resolution, store: Store, options: Options, reporter: Reporter) -> dict[str, Path]:
     """Bring every source into the store; return source id → stored file.
 
     Raises:
-        NetworkError, SourceError, HashMismatchError: see `sources.registry.fetch`.
+        RecipeError, NetworkError, SourceError, HashMismatchError: see `sources.bring`.
     """
     files = {}
     for source in sources_of(resolution):
-        known = store.path(source.sha256) is not None
-        reporter.stage("source", f"{source.file} ({size(source.size)}{', in the store' if known else ''})")
-        files[source.id] = fetch(
-            source.project,
-            source.file,
-            source.sha256,
-            source.size,
-            store,
-            offline=options.offline,
-            progress=reporter.download(),
+        about = [] if isinstance(source, GitSource) else [size(source.size)]
+        about += ["in the store"] if stored(source, store) else []
+        reporter.stage("source", source.title + (f" ({', '.join(about)})" if about else ""))
+        files[source.id] = bring(
+            source, store, offline=options.offline, ask_tag=options.ask_tags, progress=reporter.download()
         )
+        if isinstance(source, GitSource) and not source.commit:
+            reporter.line(f"tag {source.tag} is commit {known_commit(source, store)}; from now on no other is taken")
     return files
+
+
+def pinned(resolution: Resolution, store: Store) -> Resolution:
+    """Return the resolution with the commits that its tags were locked to when they were fetched."""
+    data = resolution.data
+    changed = {
+        "sources": [told(source, store) for source in data.sources],
+        "third_party": [told(source, store) for source in data.third_party],
+    }
+    return replace(resolution, data=data.model_copy(update=changed))
 
 
 def prepare(resolution: Resolution, options: Options, reporter: Reporter) -> Prepared:
@@ -215,7 +231,7 @@ def plan_of(site: Site) -> Plan:
         toolchain={"version": str(tools.version), "origin": tools.origin, "digest": tools.fingerprint},
         environment=site.environment.fingerprint,
         tree=site.tree.digest,
-        generator=site.scripts,
+        generator=site.scripts if site.build.generator else rules_digest(site.resolution),
         host=Host(f"{compiler.version} {compiler.target}", libc, site.options.base_image, paths),
         modules=tuple(Module(m.name, m.family, m.library, tuple(m.units)) for m in response.modules),
         units=tuple(
@@ -251,12 +267,18 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
     announce(resolution, options, reporter)
     tools = _toolchain(resolution, options, reporter)
     files = fetch_sources(resolution, store, options, reporter)
+    resolution = pinned(resolution, store)
     recipe_dir = resolution.recipe.directory
-    env = environment.make(requirements_file=recipe_dir / build.requirements, cache_root=cache, offline=options.offline)
+    requirements = recipe_dir / build.requirements.format(torch=resolution.stack.torch)
+    env = environment.make(requirements_file=requirements, cache_root=cache, offline=options.offline)
     source = resolution.data.source(build.source)
     tree = make_tree(resolution.recipe, build, source, files[source.id], cache / "trees")
+    third_party = {
+        source.id: make_plain_tree(source, files[source.id], cache / "trees") for source in resolution.data.third_party
+    }
     compiler, libc = system.require_compiler(), f"glibc {system.glibc_version()}"
-    key = digest([tree.digest, tools.fingerprint, compiler.version, compiler.target, libc, options.base_image])[:12]
+    ground = [tree.digest, tools.fingerprint, compiler.version, compiler.target, libc, options.base_image]
+    key = digest(ground if build.generator else [*ground, rules_digest(resolution)])[:12]
     work = (options.work / f"{resolution.recipe.name}-{resolution.version}-{resolution.arch}-{key}").absolute()
     for name in ("home", "tmp", "log"):
         (work / name).mkdir(parents=True, exist_ok=True)
@@ -267,11 +289,33 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
             Bind("env", env.root),
             Bind("recipe", recipe_dir),
             Bind("work", work, writable=True),
+            *(Bind(f"third-{name}", third.path) for name, third in third_party.items()),
         ],
         network=options.allow_network,
     )
     asked = keep_asked(resolution.modules_from, work) if resolution.modules_from else None
-    return Site(resolution, options, store, tools, env, tree, sandbox, work, asked)
+    return Site(resolution, options, store, tools, env, tree, sandbox, work, asked, third_party)
+
+
+def rules_digest(resolution: Resolution) -> str:
+    """Return the digest of what the recipe says of a PEP 517 build, the texts of its stubs among it.
+
+    Raises:
+        RecipeError: a stub that the recipe names is not there.
+    """
+    data, directory = resolution.data, resolution.recipe.directory
+    stubs = stubs_of(data)
+    for stub in stubs:
+        if not (directory / stub.file).is_file():
+            raise RecipeError(f"names {stub.file}, and there is no such file", where=str(directory / "recipe.toml"))
+    assert data.build is not None  # noqa: S101 - the recipe's model demands it for compile
+    texts = [(directory / stub.file).read_text(encoding="utf-8") for stub in stubs]
+    return digest([data.build.model_dump(), [stub.model_dump() for stub in stubs], texts])
+
+
+def stubs_of(data: RecipeVersion) -> list[Stub]:
+    """Return the stubs that stand in for libraries that a PEP 517 build leaves out."""
+    return [*(data.thin.stubs if data.thin else ()), *(data.build.stubs if data.build else ())]
 
 
 def keep_asked(path: Path, work: Path) -> Path:
@@ -306,9 +350,10 @@ def download_size(resolution: Resolution, options: Options) -> tuple[int, int]:
         ToolchainError: the CUDA release cannot be had.
     """
     store = Store(cache_dir() / "store")
-    missing = sum(source.size for source in sources_of(resolution) if store.path(source.sha256) is None)
+    missing = sum(bytes_to_fetch(source, store) for source in sources_of(resolution))
     if resolution.strategy == "thin":
-        return missing, missing + 2 * sum(source.size for source in sources_of(resolution))
+        files = [source for source in sources_of(resolution) if isinstance(source, FileSource)]
+        return missing, missing + 2 * sum(source.size for source in files)
     tools = toolchain.describe(
         cuda_home=options.cuda_home,
         components=resolution.data.toolchain.components,
@@ -327,7 +372,8 @@ def announce(resolution: Resolution, options: Options, reporter: Reporter) -> No
         ToolchainError: the CUDA release cannot be had.
     """
     if resolution.strategy == "compile":
-        system.require_compiler()
+        build = resolution.data.build
+        system.require_needs(resolution.data.system, build.environment if build else {})
     fetch, disk = download_size(resolution, options)
     if fetch:
         reporter.stage("download", f"{size(fetch)} to fetch; {size(disk)} of disk needed")
@@ -351,7 +397,12 @@ def _toolchain(resolution: Resolution, options: Options, reporter: Reporter) -> 
 
 
 def _modules(site: Site) -> ModulesResponse:
-    """Ask the generator, or take its answer to the very same question from the work directory."""
+    """Ask the generator, or take its answer to the very same question from the work directory.
+
+    Without a generator nobody can be asked before the package's own build is configured.
+    """
+    if not site.build.generator:
+        return ModulesResponse(protocol=PROTOCOL, modules=[], units=[])
     question = [site.request(), site.variables, site.environment.fingerprint, site.toolchain.fingerprint,
                 site.tree.digest, site.scripts]  # fmt: skip
     kept = site.work / f"modules-{digest(question)[:16]}.json"

@@ -229,10 +229,7 @@ class Plan:
             "arch": resolution.arch.code,
             "stack": {"cuda": resolution.stack.cuda, "torch": resolution.stack.torch},
             "profile": resolution.profile,
-            "sources": [
-                {"id": source.id, "file": source.file, "size": source.size, "sha256": source.sha256}
-                for source in resolution.data.sources
-            ],
+            "sources": [source.pin for source in (*resolution.data.sources, *resolution.data.third_party)],
             "tree": self.tree,
             "generator": self.generator,
             "environment": self.environment,

@@ -37,7 +37,7 @@ def tree_digest(recipe: Recipe, build: Build, source: Source) -> str:
     return digest(
         {
             "format": FORMAT,
-            "source": source.sha256,
+            "source": source.identity,
             "links": [link.model_dump() for link in build.links],
             "edits": [edit.model_dump(exclude={"why"}) for edit in build.edits],
             "patches": [path.read_text(encoding="utf-8") for path in _patches(recipe, build)],
@@ -54,13 +54,30 @@ def make_tree(recipe: Recipe, build: Build, source: Source, archive: Path, trees
     """
     key = tree_digest(recipe, build, source)
     final = trees / f"{recipe.name}-{key[:16]}"
+    if final.is_dir():
+        return Tree(final, key)  # without the lock: a cache that can only be read has finished trees too
     with locked(trees / f"{final.name}.lock"):
         if not final.is_dir():
             with tempfile.TemporaryDirectory(dir=trees, prefix=f".{final.name}-") as scratch:
                 staging = Path(scratch) / "tree"
                 unpack(archive, staging, max_bytes=source.unpacked)
-                _change(staging, recipe, build, where=source.file)
+                _change(staging, recipe, build, where=source.title)
                 staging.rename(final)
+    return Tree(final, key)
+
+
+def make_plain_tree(source: Source, archive: Path, trees: Path) -> Tree:
+    """Return the tree of a third party's archive, unchanged, making it below `trees` if it is not there yet.
+
+    Raises:
+        SourceError: the archive is not safe or whole.
+    """
+    key = digest({"format": FORMAT, "source": source.identity})
+    final = trees / f"{source.id}-{key[:16]}"
+    if not final.is_dir():
+        with locked(trees / f"{final.name}.lock"):
+            if not final.is_dir():
+                unpack(archive, final, max_bytes=source.unpacked)
     return Tree(final, key)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -37,8 +37,35 @@ def _specifier(text: str) -> str:
     return text
 
 
-class Source(Strict):
-    """One file that a build starts from, pinned by size and sha256.
+class PinnedFile(Strict):
+    """What every source that is one file says."""
+
+    id: str
+    file: str
+    size: int = Field(gt=0, description="bytes")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    unpacked: int = Field(default=2 << 30, gt=0, description="bound on the unpacked size in bytes")
+    publish: bool = Field(default=False, description="put this file, unchanged, into the wheelhouse too")
+    only: str = Field(default="", description="machine this file is for, e.g. x86_64; empty: any")
+
+    @property
+    def pin(self) -> dict[str, Any]:
+        """What decides the source's bytes, as plans hold it."""
+        return {"id": self.id, "file": self.file, "size": self.size, "sha256": self.sha256}
+
+    @property
+    def identity(self) -> str:
+        """What the files that come of the source hang on, as one text."""
+        return self.sha256
+
+    @property
+    def title(self) -> str:
+        """The source as people are told of it."""
+        return self.file
+
+
+class FileSource(PinnedFile):
+    """One file of a package index that a build starts from, pinned by size and sha256.
 
     [[versions."0.7.2".sources]]
     id = "sdist"
@@ -49,15 +76,70 @@ class Source(Strict):
     sha256 = "3164…"
     """
 
-    id: str
     kind: Literal["sdist", "wheel"]
     project: str = Field(description="name on the package index")
-    file: str
-    size: int = Field(gt=0, description="bytes")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class ArchiveSource(PinnedFile):
+    """An archive (`.tar.gz`, `.zip`) at a URL, pinned by size and sha256.
+
+    [[versions."0.4.10".third_party]]
+    id = "repo-fmt"
+    kind = "archive"
+    url = "https://example.org/fmt/archive/553ec11e.tar.gz"
+    file = "fmt-553ec11e.tar.gz"
+    size = 1234567
+    sha256 = "3164…"
+    """
+
+    kind: Literal["archive"]
+    url: str
+    mirrors: list[str] = Field(default=[], description="other URLs of the same file, asked in this order")
+    writable: bool = Field(default=False, description="a third party that the package's build writes into")
+
+
+class GitSource(Strict):
+    """A commit of a git repository; a tag alone is resolved when it is first fetched, and locked.
+
+    [[versions."0.3.21".sources]]
+    id = "upstream"
+    kind = "git"
+    repository = "https://github.com/sgl-project/sglang"
+    tag = "v0.5.9"
+    directory = "sgl-kernel"
+    """
+
+    id: str
+    kind: Literal["git"]
+    repository: str
+    commit: str = Field(default="", pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})?$", description="the full hash")
+    tag: str = Field(default="", description="a name for the commit; asked for it where none is given")
+    mirrors: list[str] = Field(default=[], description="other URLs of the same repository, asked in this order")
+    directory: str = Field(default="", description="the part of the tree that is needed; empty: all of it")
+    submodules: bool = False
     unpacked: int = Field(default=2 << 30, gt=0, description="bound on the unpacked size in bytes")
-    publish: bool = Field(default=False, description="put this file, unchanged, into the wheelhouse too")
-    only: str = Field(default="", description="machine this file is for, e.g. x86_64; empty: any")
+    writable: bool = Field(default=False, description="a third party that the package's build writes into")
+    only: str = Field(default="", description="machine this source is for, e.g. x86_64; empty: any")
+
+    @property
+    def pin(self) -> dict[str, Any]:
+        """What decides the source's bytes, as plans hold it: the commit, wherever it comes from."""
+        return {"id": self.id, "commit": self.commit, "directory": self.directory, "submodules": self.submodules}
+
+    @property
+    def identity(self) -> str:
+        """What the files that come of the source hang on, as one text."""
+        return f"{self.commit}:{self.directory}{' with submodules' if self.submodules else ''}"
+
+    @property
+    def title(self) -> str:
+        """The source as people are told of it."""
+        part = f":{self.directory}" if self.directory else ""
+        return f"{self.repository}{part} at {self.commit or self.tag or 'no commit'}"
+
+
+Source = Annotated[FileSource | ArchiveSource | GitSource, Field(discriminator="kind")]
+ThirdParty = Annotated[ArchiveSource | GitSource, Field(discriminator="kind")]
 
 
 class Target(Strict):
@@ -132,13 +214,31 @@ class Link(Strict):
     target: str
 
 
+class Stub(Strict):
+    """A small module of ours for the place of a library, where that is left without code for the target."""
+
+    replaces: str = Field(description="pattern of the file in the wheel, e.g. sgl_kernel/flash_ops.abi3.so")
+    file: str = Field(description="the stub beside the recipe")
+    path: str = Field(description="where it goes in the wheel")
+    reason: str
+
+
 class Build(Strict):
     """How the package is built from its source tree."""
 
     source: str = Field(default="sdist", description="id or kind of the source that the tree is made of")
-    generator: str = Field(default="", description="script beside the recipe that speaks the generator protocol")
-    requirements: str = Field(description="hash-locked requirements of the build environment, beside the recipe")
+    generator: str = Field(
+        default="", description="script beside the recipe that speaks the generator protocol; empty: a PEP 517 build"
+    )
+    requirements: str = Field(
+        description="hash-locked requirements of the build environment, beside the recipe; {torch} is the stack's"
+    )
     environment: dict[str, str] = {}
+    defines: dict[str, str] = Field(default={}, description="CMake cache variables of a PEP 517 build")
+    targets: dict[str, list[str]] = Field(
+        default={}, description='architecture number or "*" → CMake targets that it can use; empty: all'
+    )
+    stubs: list[Stub] = Field(default=[], description="stubs beside thin's, each for a library that is not built")
     edits: list[Edit] = []
     links: list[Link] = []
     patches: list[str] = Field(default=[], description="unified diffs under patches/<package>/")
@@ -200,15 +300,6 @@ class Expect(Strict):
     max_installed: dict[str, int] = Field(default={}, description="architecture that is built → bytes")
 
 
-class Stub(Strict):
-    """A small module of ours for the place of a library, where that is left without code for the target."""
-
-    replaces: str = Field(description="pattern of the file in the wheel, e.g. sgl_kernel/flash_ops.abi3.so")
-    file: str = Field(description="the stub beside the recipe")
-    path: str = Field(description="where it goes in the wheel")
-    reason: str
-
-
 class Thin(Strict):
     """How a published wheel is cut down."""
 
@@ -230,6 +321,9 @@ class RecipeVersion(Strict):
     cuda: str = Field(default=">=12.8", description="CUDA releases it compiles with")
     torch: str = Field(default="", description="torch release that the published wheel was built for")
     sources: list[Source]
+    third_party: list[ThirdParty] = Field(
+        default=[], description="what the package's CMake project would fetch; the id is FetchContent's name for it"
+    )
     targets: list[Target]
     toolchain: ToolchainNeeds = ToolchainNeeds()
     system: list[SystemNeed] = []
@@ -249,7 +343,7 @@ class RecipeVersion(Strict):
             raise ValueError("strategy 'compile' needs a [build] table")
         if "thin" in self.strategies and self.thin is None:
             raise ValueError("strategy 'thin' needs a [thin] table")
-        ids = [source.id for source in self.sources]
+        ids = [source.id for source in (*self.sources, *self.third_party)]
         if len(set(ids)) != len(ids):
             raise ValueError(f"two sources share an id: {ids}")
         if sum(profile.default for profile in self.profiles.values()) > 1:
@@ -262,6 +356,17 @@ class RecipeVersion(Strict):
             if kind_or_id in (source.id, source.kind):
                 return source
         raise RecipeError(f"no source {kind_or_id!r}", cure="add it to [[sources]]")
+
+    def file(self, kind_or_id: str) -> FileSource:
+        """Return a source that is a file of a package index.
+
+        Raises:
+            RecipeError: there is none of this id or kind, or it is no such file.
+        """
+        source = self.source(kind_or_id)
+        if not isinstance(source, FileSource):
+            raise RecipeError(f"source {source.id} is no file of a package index", cure="name an sdist or a wheel")
+        return source
 
     def default_profile(self) -> str:
         """Return the name of the profile built when none is named; empty if the recipe has none."""
@@ -351,7 +456,7 @@ def read_toml(path: Path, model: type[M]) -> M:
     except ValidationError as error:
         # A misspelt key is two errors, one unknown and one missing: the unknown one says what to mend.
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in _location(data, first))
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise RecipeError(
             f"key {key}: {_sentence(first)}{more}",
@@ -360,11 +465,22 @@ def read_toml(path: Path, model: type[M]) -> M:
         ) from error
 
 
+def _location(data: Any, error: Any) -> list[str | int]:
+    """Return where in the file an error is: pydantic names the kind of a source as if it were a key."""
+    place: list[str | int] = []
+    for part in error["loc"]:
+        if isinstance(data, dict) and part not in data and part == data.get("kind"):
+            continue
+        place.append(part)
+        data = data[part] if isinstance(data, list) or (isinstance(data, dict) and part in data) else None
+    return [*place, "kind"] if error["type"].startswith("union_tag") else place
+
+
 def _sentence(error: Any) -> str:
     match error["type"]:
         case "extra_forbidden":
             return "is not a key of this table"
-        case "missing":
+        case "missing" | "union_tag_not_found":
             return "is missing"
         case _:
             return str(error["msg"]).removeprefix("Value error, ")
@@ -372,7 +488,7 @@ def _sentence(error: Any) -> str:
 
 def _cure(model: type[BaseModel], error: Any) -> str:
     if error["type"] != "extra_forbidden":
-        return "correct the value" if error["type"] != "missing" else "add the key"
+        return "add the key" if error["type"] in ("missing", "union_tag_not_found") else "correct the value"
     known = _keys_at(model, error["loc"][:-1])
     close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"keys known here: {', '.join(known)}"
@@ -384,7 +500,10 @@ def _keys_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     node: Any = schema
     for part in location:
         node = _resolve(schema, node)
-        if isinstance(part, int):
+        kinds = node.get("discriminator", {}).get("mapping", {})
+        if part in kinds:
+            node = {"$ref": kinds[part]}
+        elif isinstance(part, int):
             node = node.get("items", {})
         else:
             node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}

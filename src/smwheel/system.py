@@ -7,8 +7,14 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smwheel.errors import SystemNeedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from smwheel.recipe import SystemNeed
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,37 @@ def require_compiler() -> HostCompiler:
     cc, cxx = _program("CC", "gcc"), _program("CXX", "g++")
     _require_working(cxx)
     return HostCompiler(cc, cxx, _output(cxx, "-dumpfullversion", "-dumpversion"), _output(cxx, "-dumpmachine"))
+
+
+def require_needs(needs: Iterable[SystemNeed], variables: Mapping[str, str]) -> HostCompiler:
+    """See that this machine has a compiler and what a recipe needs to build; `variables` may say where it looks.
+
+    Raises:
+        SystemNeedError: something is missing; names it and the packages that bring it.
+    """
+    compiler = require_compiler()
+    for need in needs:
+        if need.stage == "build" and not _has(need, compiler, variables):
+            what = need.header or need.library or need.command
+            raise SystemNeedError(
+                f"{need.name} is needed to build, and {what} is not found",
+                where="system",
+                cure=install_command(apt=need.apt, dnf=need.dnf),
+            )
+    return compiler
+
+
+def _has(need: SystemNeed, compiler: HostCompiler, variables: Mapping[str, str]) -> bool:
+    if need.command:
+        return shutil.which(need.command) is not None
+    if need.header:
+        command = [str(compiler.cxx), "-x", "c++", "-fsyntax-only", "-"]
+        text = f"#include <{need.header}>\n"
+    else:
+        command = [str(compiler.cc), "-x", "c", "-", "-o", os.devnull, f"-l:{need.library}"]
+        text = "int main(void) { return 0; }\n"
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=os.environ | variables)
+    return done.returncode == 0
 
 
 def require_disk(path: Path, needed: int) -> None:

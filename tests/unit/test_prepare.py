@@ -11,7 +11,7 @@ import pytest
 from smwheel import prepare
 from smwheel.errors import RecipeError, SourceError
 from smwheel.prepare import make_tree
-from smwheel.recipe import Build, Edit, Link, Recipe, Source
+from smwheel.recipe import Build, Edit, FileSource, Link, Recipe
 
 FILES = {"demo-1.0/src/a.cc": '#include "Python.h"\nint a;\n', "demo-1.0/include/a.h": "int a;\n"}
 
@@ -27,7 +27,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def make(tmp_path: Path, *, sha256: str = "a" * 64, **build: object) -> Path:
-    source = Source(id="sdist", kind="sdist", project="demo", file="demo-1.0.tar.gz", size=1, sha256=sha256)
+    source = FileSource(id="sdist", kind="sdist", project="demo", file="demo-1.0.tar.gz", size=1, sha256=sha256)
     recipe = Recipe.model_validate(
         {"schema": 1, "name": "demo", "summary": "", "license": "MIT", "versions": {}}, strict=False
     )

@@ -23,6 +23,7 @@ from smwheel.locks import locked
 from smwheel.pipeline import Prepared, Site, plan_json
 from smwheel.plan import Module
 from smwheel.progress import Reporter, duration
+from smwheel.recipe import FileSource
 from smwheel.verify.expectations import from_resolution
 from smwheel.wheelhouse import Entry, Wheelhouse
 from smwheel.wheels.elf import platform_tag
@@ -70,7 +71,7 @@ def _publish(prepared: Prepared, wheelhouse: Wheelhouse, reporter: Reporter) -> 
     return [
         admit_published(stored, plan, source.sha256, wheelhouse=wheelhouse, reporter=reporter)
         for source in plan.resolution.data.sources
-        if source.publish and (stored := store.path(source.sha256))
+        if isinstance(source, FileSource) and source.publish and (stored := store.path(source.sha256))
     ]
 
 

@@ -35,7 +35,7 @@ def plan_thin(resolution: Resolution) -> Plan:
         resolution=resolution,
         toolchain={},
         environment="",
-        tree=resolution.data.source(thin.source).sha256,
+        tree=resolution.data.file(thin.source).sha256,
         generator=digest([FORMAT, EPOCH, thin.model_dump(), resolution.data.expect.model_dump(), texts]),
         host=Host("", "", "", "fixed"),
         modules=(),

@@ -77,6 +77,19 @@ class Store:
                 )
             return self._admit(part, digest, filename)
 
+    def add(self, file: Path, filename: str) -> Path:
+        """Move a file that was made here into the store under its own digest; return where it lies.
+
+        Raises:
+            SourceError: `filename` is no plain file name.
+        """
+
+        def fill(part: Path) -> None:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, part)
+
+        return self.obtain(file_digest(file), filename, file.stat().st_size, fill)
+
     def _admit(self, part: Path, digest: str, filename: str) -> Path:
         """Move a checked file to its place: its folder appears with the file in it, or not at all."""
         folder = self._folder(digest)

@@ -11,6 +11,8 @@ from packaging.version import Version
 from smwheel import plan, recipe, stack
 from smwheel.arch import Arch
 from smwheel.errors import MalformedError
+from smwheel.paths import cache_dir
+from smwheel.sources.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +86,7 @@ def from_resolution(resolved: plan.Resolution, *, modules: tuple[str, ...] = ())
         script=resolved.recipe.directory / data.check if data.check else None,
         max_wheel=expect.max_wheel.get(resolved.arch.code),
         max_installed=expect.max_installed.get(resolved.arch.code),
-        original=data.source(data.thin.source).sha256 if cut and data.thin else "",
+        original=data.file(data.thin.source).sha256 if cut and data.thin else "",
     )
 
 
@@ -111,13 +113,17 @@ def gather(
     if not (name and code and known):
         return given
     package = recipe.load(name)
+    planned = (inside.get("recipe"), inside.get("version")) == (name, known.recipes.get(name))
     resolved = plan.resolve(
-        package, known, _request(package, known, code), strategy=inside.get("strategy") if not recipe_name else None
+        package, known, _request(package, known, code), strategy=inside.get("strategy") if planned else None
     )
     # A plan may make several wheels; those of pure Python hold none of its modules.
     native = any(member.endswith(".so") for member in wheel.members)
-    modules = tuple(inside.get("modules", ())) if native and not recipe_name else ()
-    return replace(from_resolution(resolved, modules=modules), against=against)
+    modules = tuple(inside.get("modules", ())) if native and planned else ()
+    expect = from_resolution(resolved, modules=modules)
+    if against is None and expect.original:
+        against = Store(cache_dir() / "store").path(expect.original)  # what it was cut from, if this machine has it
+    return replace(expect, against=against)
 
 
 def carried_plan(wheel: Wheel) -> dict[str, Any]:
