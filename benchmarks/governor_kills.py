@@ -6,7 +6,7 @@
 Twenty-one units of 60, 150 and 480 MiB in 900 MiB. Cold, each is believed to need 60 MiB, so that units are
 killed: each must be rescued, without ninja seeing it, and the build end right. Warm, the ledger knows what they
 need: none may be killed. Then one of 1,500 MiB, which must fail by name. One line of JSON; exit 1 unless all that
-held. `--simple` does without ninja (for a virtual machine that holds Python only).
+held. `--simple` takes nine units and no ninja (for an emulated machine, which is slow and holds Python only).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     """Make the limit and run inside, or run inside."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--inside", action="store_true", help="run here: the limit is there already")
-    parser.add_argument("--simple", action="store_true", help="start the units without ninja")
+    parser.add_argument("--simple", action="store_true", help="fewer units, started without ninja")
     options = parser.parse_args()
     if options.inside:
         with tempfile.TemporaryDirectory(prefix="smwheel-kills-") as work:
@@ -70,7 +70,7 @@ def main() -> None:
 def scenario(work: Path, *, simple: bool = False) -> dict[str, Any]:
     """Run cold, warm and too large; return what happened and whether it was right."""
     ledger = Ledger(work / "costs.sqlite")
-    names = [f"u{number:02}_{size}" for number, size in enumerate(SIZES)]
+    names = [f"u{number:02}_{size}" for number, size in enumerate(SIZES[:9] if simple else SIZES)]
     wrong = {name: Prediction(60 * MIB, SECONDS, Source.COSTS) for name in names}
     cold = build(work / "cold", wrong, ledger, simple=simple)
     known = {name: ledger.predict("allocations", "1", name, "", "none", "none", "") for name in names}
@@ -80,11 +80,11 @@ def scenario(work: Path, *, simple: bool = False) -> dict[str, Any]:
     right = (
         cold["code"] == 0
         and cold["kills"] > 0
-        and cold["built"] == len(SIZES)
+        and cold["built"] == len(names)
         and "Killed" not in cold["output"]
         and warm["code"] == 0
         and warm["kills"] == 0
-        and warm["built"] == len(SIZES)
+        and warm["built"] == len(names)
         and lone["code"] != 0
         and f"{large}: killed for memory although it ran alone" in lone["output"]
     )

@@ -35,6 +35,7 @@ CREATE INDEX IF NOT EXISTS family ON costs (recipe, family, arch);
 
 # The planner does not choose the indexes by itself, and then reads all of a recipe for each unit.
 _SAME = "WHERE recipe=? AND version=? AND unit=? AND arch=? AND toolkit=? AND flags=?"
+_EQUAL = " AND ".join(f"old.{n} = new.{n}" for n in ("recipe", "version", "unit", "arch", "toolkit", "flags"))
 _OTHER = "INDEXED BY unit WHERE recipe=? AND unit=? AND arch=?"
 _FAMILY = "INDEXED BY family WHERE recipe=? AND family=? AND arch=?"
 
@@ -105,6 +106,20 @@ class Ledger:
             database.execute(
                 "INSERT OR REPLACE INTO costs VALUES (?,?,?,?,?,?,?,?,?,?,?)",
                 (*asdict(cost).values(), time.time()),
+            )
+
+    def merge(self, other: Path) -> None:
+        """Keep what another ledger's file knows too; where both know a unit, what was measured later.
+
+        Raises:
+            sqlite3.Error: it is no ledger.
+        """
+        columns = ", ".join((*(field.name for field in fields(Cost)), "at"))
+        with self._open() as database:
+            database.execute("ATTACH ? AS other", (str(other),))
+            database.execute(
+                f"INSERT OR REPLACE INTO costs ({columns}) SELECT {columns} FROM other.costs AS new WHERE NOT EXISTS "  # noqa: S608
+                f"(SELECT 1 FROM main.costs AS old WHERE old.at >= new.at AND {_EQUAL})"
             )
 
     def all(self, recipe: str | None = None) -> list[Cost]:

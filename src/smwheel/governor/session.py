@@ -19,18 +19,20 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from smwheel.errors import BuildError
 from smwheel.governor.client import launcher
 from smwheel.governor.learning import learner_to_json
 from smwheel.governor.ledger import Build
 from smwheel.governor.limits import MIB, Limits
-from smwheel.governor.policy import LaunchPolicy
 from smwheel.governor.prediction import Prediction
 from smwheel.governor.shim import shim_compiler, shim_toolkit
 from smwheel.governor.survivors import MARK
 from smwheel.governor.trace import Event, Summary, read_events, summarize, write_trace
+
+if TYPE_CHECKING:
+    from smwheel.governor.policy import LaunchPolicy
 
 # A launcher that waits holds about 4 MiB of its own, and the build system must have many waiting to choose from.
 PARKED_BYTES = 5 * MIB
