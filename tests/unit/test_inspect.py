@@ -107,6 +107,19 @@ def test_which_gpus_and_with_what_is_one_sentence(wheel: Path) -> None:
     assert "on 12.0 without flash" in found.sentence()
 
 
+def test_torch_and_cuda_are_named_unless_they_are_in_it_themselves(tmp_path: Path) -> None:
+    runtime = gpulibs.build(tmp_path / "r", [], "-Wl,-soname,libcudart.so.13", name="libcudart.so.13")
+    torch = gpulibs.build(tmp_path / "t", [], "-Wl,-soname,libtorch_cpu.so", name="libtorch_cpu.so")
+    region = gpufiles.region_for("90")
+    user = gpulibs.build(tmp_path / "u", [region], "-Wl,--no-as-needed", str(runtime), str(torch), name="ops.so")
+    end = ", with torch of a version it does not say and CUDA 13."
+    assert inspect(str(user)).sentence() == "Runs on GPUs of compute capability 9.0" + end
+    for path in (runtime, torch, user):
+        (tmp_path / "all").mkdir(exist_ok=True)
+        (tmp_path / "all" / path.name).write_bytes(path.read_bytes())
+    assert inspect(str(tmp_path / "all")).sentence() == "Runs on GPUs of compute capability 9.0."
+
+
 def test_bare_fat_binary(tmp_path: Path) -> None:
     path = tmp_path / "x.fatbin"
     path.write_bytes(gpufiles.region_for("120f"))

@@ -71,7 +71,7 @@ def _needs(row: dict[str, Any]) -> str:
     needed = row["needed"]
     parts = ["torch"] if "torch" in needed else []
     if "cuda" in needed:
-        parts.append("CUDA " + ", ".join(map(str, row["cuda_majors"])))
+        parts.append(" ".join(["CUDA", *map(str, row["cuda_majors"])]))
     if "driver" in needed:
         parts.append("driver")
     return ", ".join([*parts, *needed.get("other", [])])

@@ -176,7 +176,8 @@ class Inspection:
         return f"{text[0].upper()}{text[1:]}{self._software()}."
 
     def _software(self) -> str:
-        needed = {name for library in self.libraries if library.facts for name in library.facts.needed}
+        own = {library.name.rpartition("/")[2] for library in self.libraries}
+        needed = {name for library in self.libraries if library.facts for name in library.facts.needed} - own
         majors = sorted(cuda_majors(needed))
         parts = []
         if any(owner(name) == "torch" for name in needed):
