@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from wheelmaker import OPS, ops, wheel
 
 from smwheel.cli import app
 from smwheel.errors import MalformedError, UsageError
+from smwheel.paths import cache_dir
+from smwheel.sources.store import Store
 from smwheel.verify import gather
 from smwheel.wheels.wheelfile import Wheel
 
@@ -85,6 +88,23 @@ def test_expectations_from_what_is_given(tmp_path: Path) -> None:
     assert expect.max_wheel == 1000000
     assert expect.original == "0" * 64
     assert expect.script == tmp_path / "data/recipes/ops/check.py"
+    assert expect.against is None
+
+
+def _ignore(_: object) -> None:
+    """Take a value and give none."""
+
+
+def test_the_original_comes_from_the_store_if_it_is_there(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"published").hexdigest()
+    (tmp_path / "data/recipes/ops/recipe.toml").write_text(RECIPE % digest)
+    store = Store(cache_dir() / "store")
+    stored = store.obtain(digest, "ops.whl", 9, lambda part: _ignore(part.write_bytes(b"published")))
+    other = tmp_path / "other.whl"
+    with Wheel(wheel(tmp_path)) as opened:
+        assert gather(opened, recipe_name="ops", arch="120", stack_name="now").against == stored
+        given = gather(opened, recipe_name="ops", arch="120", stack_name="now", against=other)
+    assert given.against == other
 
 
 def test_expectations_from_the_plan_inside(tmp_path: Path) -> None:
