@@ -95,10 +95,8 @@ def thin_file(source: Path, destination: Path, gpu: Arch, *, ptx: bool = False, 
     where = where or str(source)
     with fatbin.mapped(source) as buffer:
         regions = fatbin.read_regions(buffer, where=where)
-        kept = Counter[tuple["Kind", "Arch"]]()
         total = fatbin.count([entry for region in regions for entry in region.entries])
-        for packed in pack(regions, gpu, ptx=ptx):
-            kept += fatbin.count(list(packed.kept))
+        kept = fatbin.count([entry for part in pack(regions, gpu, ptx=ptx) for entry in part.kept])
         method: Method = "unchanged"
         reason = ""
         if kept == total:
@@ -108,6 +106,7 @@ def thin_file(source: Path, destination: Path, gpu: Arch, *, ptx: bool = False, 
                 plan = _plan_cut(buffer, regions, gpu, ptx=ptx, where=where)
                 method = "cut"
             except (CannotCutError, struct.error) as error:
+                # struct.error: a table ends within an item; the GPU code itself was read.
                 plan = _plan_zeros(buffer, regions, gpu, ptx=ptx, where=where)
                 method, reason = "zero-filled", str(error)
         _write(source, destination, plan)
@@ -174,7 +173,7 @@ def _the_section(image: Image, buffer: Buffer, where: str) -> Section:
     found = fatbin.find_sections(buffer, where=where)
     if len(found) != 1 or found[0].name != ".nv_fatbin":
         raise CannotCutError("relocatable device code: not shown to launch after a cut")
-    section = next(section for section in image.sections if section.offset == found[0].offset and section.size)
+    section = next(section for section in image.sections if section.name == found[0].name)
     if section.kind != SHT_PROGBITS or not section.loaded or section.flags & SHF_WRITE:
         raise CannotCutError("the section of GPU code is not plain read-only data")
     for other in image.sections:
