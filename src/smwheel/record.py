@@ -105,16 +105,16 @@ def _script(recipe_name: str, name: str) -> Path:
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> int:
-    """Run to the end; an interrupt goes to the command, and what was recorded until then is kept."""
+    """Run to the end; an interrupt goes to the command, once, and what was recorded until then is kept."""
     try:
-        process = subprocess.Popen(command, env=dict(environment))
+        process = subprocess.Popen(command, env=dict(environment), start_new_session=True)
     except OSError as error:
         raise UsageError(f"cannot be run: {error}", where=command[0], cure="give a command that exists") from error
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)
 
 
 def _ask(python: Path, script: Path, request: dict[str, Any]) -> dict[str, Any]:

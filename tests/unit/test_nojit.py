@@ -18,8 +18,8 @@ needs_namespaces = pytest.mark.skipif(bool(namespaces_unusable(network=True)), r
 KNOWN = NoJit(
     environment={"DEMO_JIT": "0"},
     attributions=[
-        Attribution(pattern="in_the_demo", name="the demo package", cure="set DEMO_JIT=0"),
-        Attribution(pattern="demo: no toolkit", name="the demo package finds no toolkit", cure="uninstall it"),
+        Attribution(asks="in_the_demo", name="the demo package", cure="set DEMO_JIT=0"),
+        Attribution(says="demo: no toolkit", name="the demo package finds no toolkit", cure="uninstall it"),
     ],
 )
 
@@ -87,6 +87,19 @@ def test_a_question_for_the_version_is_listed_and_no_compile() -> None:
     assert not outcome.compiles
     assert [attempt.probe for attempt in outcome.attempts] == [True]
     assert "1 questions for a compiler's version" in outcome.as_text()
+    outcome.raise_for_attempts()
+
+
+@needs_namespaces
+def test_pythons_own_search_for_a_library_is_no_compile() -> None:
+    outcome = run("from ctypes.util import find_library; find_library('no-such-library-of-ours')")
+    assert not outcome.compiles
+
+
+@needs_namespaces
+def test_frames_of_a_package_in_the_output_are_no_failure() -> None:
+    outcome = run("print('in_the_demo.py:3: UserWarning')")
+    assert not outcome.failures
     outcome.raise_for_attempts()
 
 
@@ -160,6 +173,6 @@ def test_a_recipe_without_knowledge_or_with_a_wrong_pattern_is_refused(tmp_path:
     with pytest.raises(UsageError, match="has no nojit"):
         nojit.load("flashinfer")
     path = tmp_path / "nojit.toml"
-    path.write_text('[[attributions]]\npattern = "("\nname = "a"\ncure = "b"\n')
+    path.write_text('[[attributions]]\nasks = "("\nname = "a"\ncure = "b"\n')
     with pytest.raises(RecipeError, match="is no regular expression"):
         nojit.read_toml(path, NoJit)

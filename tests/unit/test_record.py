@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,31 @@ def test_a_command_that_fails_keeps_what_was_seen(recipe: str) -> None:
     code = "import json; json.dumps({'kernel': 'a'}); raise SystemExit(3)"
     made = record.record(python(code), recipe_name=recipe, name="mine")
     assert (made.document["specs"], made.status) == ([{"kernel": "a"}], 3)
+
+
+def test_an_interrupt_reaches_the_command_once_and_keeps_what_was_seen(recipe: str, tmp_path: Path) -> None:
+    ready, log = tmp_path / "ready", tmp_path / "log"
+    code = f"""
+import json, signal, sys, time
+json.dumps({{"kernel": "a"}})
+def stop(*_):
+    with open({str(log)!r}, "a") as file: file.write("stopped once. ")
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(5))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+signal.signal(signal.SIGINT, stop)
+open({str(ready)!r}, "w").close()
+while True: time.sleep(60)
+"""
+
+    def interrupt() -> None:
+        while not ready.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    made = record.record(python(code), recipe_name=recipe, name="mine")
+    assert (made.document["specs"], made.status) == ([{"kernel": "a"}], 5)
+    assert log.read_text() == "stopped once. "
 
 
 def test_nothing_asked_for_is_an_empty_set_and_no_error(recipe: str) -> None:

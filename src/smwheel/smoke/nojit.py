@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,16 +33,18 @@ COMPILERS = (
     *("nvcc", "cicc", "cudafe++", "ptxas", "nvlink", "fatbinary", "ninja", "cmake", "make"),
     *("cc", "c++", "gcc", "g++", "clang", "clang++", "cc1", "cc1plus", "as", "ld", "ld.gold", "ld.lld"),
 )
-PLACES = (
-    *("/usr/bin", "/usr/local/bin", "/bin", "/usr/local/cuda*/bin", "/usr/local/cuda*/nvvm/bin", "/opt/cuda*/bin"),
-)
+PLACES = ("/usr/bin", "/usr/local/bin", "/bin", "/usr/local/cuda*/bin", "/usr/local/cuda*/nvvm/bin", "/opt/cuda*/bin")
 IN_ENVIRONMENT = (
-    *("bin", "lib/python3*/site-packages/nvidia/*/bin", "lib/python3*/site-packages/nvidia/*/nvvm/bin"),
+    "bin",
+    "lib/python3*/site-packages/nvidia/*/bin",
+    "lib/python3*/site-packages/nvidia/*/nvvm/bin",
     "lib/python3*/site-packages/triton/backends/nvidia/bin",
 )
 TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda", "/opt/cuda-*")
 TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CC", "CXX", "CUDACXX", "TRITON_PTXAS_PATH")
 PROBES = frozenset({"--version", "-V", "-v", "--help", "-dumpversion", "-print-prog-name=ld", "--list-gpu-arch"})
+LIBRARY_SEARCH = "/ctypes/util.py:"
+"""Python's own search for a library asks gcc and ld where it is; it compiles nothing."""
 
 _NOT_FOUND = re.compile(rf"^.*?\b({'|'.join(map(re.escape, COMPILERS))}): (?:command )?not found", re.MULTILINE)
 
@@ -67,13 +70,14 @@ PATH=$path exec "$@"
 
 
 class Attribution(Strict):
-    """Who asks for a compiler, recognised by the frames, the command or the output, and what to do about it."""
+    """Who asks for a compiler, and what to do about it."""
 
-    pattern: str = Field(description="regular expression, searched over several lines")
+    asks: str = Field(default="", description="regular expression for the asking frames and the command")
+    says: str = Field(default="", description="regular expression for what is printed when it finds no compiler")
     name: str
     cure: str
 
-    @field_validator("pattern")
+    @field_validator("asks", "says")
     @classmethod
     def _compiles(cls, value: str) -> str:
         try:
@@ -130,7 +134,7 @@ class Outcome:
         }
 
     def as_text(self) -> str:
-        """Return who asked for what, and what to do."""
+        """Return who asked for what, and what to do about it."""
         lines = [f"hidden: {len(self.hidden)} compilers and toolkits; the command ended with status {self.status}"]
         for attempt in self.compiles:
             lines += [f"  {attempt.name}: {attempt.command[:120]}", f"    asked by {attempt.asked_by}"]
@@ -199,10 +203,9 @@ def run(command: list[str], knowledge: NoJit, *, environment: Mapping[str, str] 
         status, output = _run_hidden([program, *command[1:]], mounts, variables)
         inject.check(log)
         attempts = tuple(_attempt(raw, knowledge.attributions) for raw in read_attempts(log, output))
-    failures = tuple(entry for entry in knowledge.attributions if re.search(entry.pattern, output, re.MULTILINE))
-    return Outcome(
-        status, attempts, failures, tuple(map(str, [*compilers, *toolkits])), tuple(output.splitlines()[-20:])
-    )
+    hidden = tuple(map(str, [*compilers, *toolkits]))
+    failures = known_failures(output, knowledge.attributions)
+    return Outcome(status, attempts, failures, hidden, tuple(output.splitlines()[-20:]))
 
 
 def make_shim(path: Path) -> Path:
@@ -259,13 +262,18 @@ def _run_hidden(command: list[str], mounts: list[tuple[Path, Path]], variables: 
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,  # an interrupt reaches the command once, from here
     )
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        sys.stderr.write(line)
-    return process.wait(), "".join(lines)
+    lines: list[str] = []
+    while True:
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                sys.stderr.write(line)
+            return process.wait(), "".join(lines)
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGINT)
 
 
 def read_attempts(log: Path, output: str) -> list[dict[str, Any]]:
@@ -289,13 +297,14 @@ def read_attempts(log: Path, output: str) -> list[dict[str, Any]]:
 
 def known_failures(output: str, attributions: Iterable[Attribution]) -> tuple[Attribution, ...]:
     """Return the known causes that a command's output tells of."""
-    return tuple(entry for entry in attributions if re.search(entry.pattern, output, re.MULTILINE))
+    return tuple(entry for entry in attributions if entry.says and re.search(entry.says, output, re.MULTILINE))
 
 
 def _attempt(raw: dict[str, Any], attributions: list[Attribution]) -> Attempt:
     frames, command = raw["frames"], " ".join(raw["command"])
     text = "\n".join([*frames, command])
-    known = next((entry for entry in attributions if re.search(entry.pattern, text, re.MULTILINE)), None)
+    known = next((entry for entry in attributions if entry.asks and re.search(entry.asks, text, re.MULTILINE)), None)
+    question = bool(PROBES.intersection(raw["command"][1:])) and len(raw["command"]) <= 3
     ours = [frame for frame in frames if "/subprocess.py:" not in frame]
     return Attempt(
         command=command,
@@ -303,6 +312,6 @@ def _attempt(raw: dict[str, Any], attributions: list[Attribution]) -> Attempt:
         asked_by=(ours or frames or ["unknown"])[-1],
         name=known.name if known else "something that smwheel does not know",
         cure=known.cure if known else "prebuild what it compiles, or turn it off",
-        probe=bool(PROBES.intersection(raw["command"][1:])) and len(raw["command"]) <= 3,
+        probe=question or any(LIBRARY_SEARCH in frame for frame in frames),
         frames=tuple(frames),
     )
