@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import venv
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from packaging.version import Version
 from smwheel import recipe
 from smwheel.arch import Arch
 from smwheel.paths import cache_dir
-from smwheel.verify.environment import driver_stub
+from smwheel.verify.environment import driver_stub, environment
 from smwheel.wheels import rules, thin
 from smwheel.wheels.compare import compare
 from smwheel.wheels.elf import read_elf
@@ -162,14 +161,9 @@ print(json.dumps(outcomes))
 
 @pytest.fixture(scope="module")
 def torch() -> Path:
-    """Return an interpreter with torch, made once."""
+    """Return an interpreter with torch: the one that `verify` imports this wheel with."""
     given = os.environ.get("SMWHEEL_TEST_TORCH")
-    directory = Path(given) if given else cache_dir() / f"test-torch-{TORCH}"
-    if not (directory / "READY").exists():
-        venv.create(directory, with_pip=True)
-        subprocess.run([directory / "bin" / "pip", "install", "-q", f"torch=={TORCH}"], check=True)
-        (directory / "READY").touch()
-    return directory / "bin" / "python"
+    return Path(given) / "bin" / "python" if given else environment([f"torch=={TORCH}"], print)
 
 
 def test_every_submodule_imports_as_in_the_original(torch: Path, tmp_path: Path) -> None:
