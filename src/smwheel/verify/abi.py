@@ -14,7 +14,7 @@ from smwheel.verify.registry import NotMade, check
 from smwheel.verify.verdict import Problem
 from smwheel.wheels import torchsymbols
 from smwheel.wheels.sonames import owner
-from smwheel.wheels.torchsymbols import TorchSymbols, is_torch_name
+from smwheel.wheels.torchsymbols import TorchSymbols, is_torch_name, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,7 +72,8 @@ def torch_symbols_exist(subject: Subject, expect: Expectations) -> Iterable[Prob
             fits = torchsymbols.matching([library.facts])
             places = ", ".join(f"{torch} (CUDA {cuda})" for torch, cuda in fits)
             built = f"; all are in torch {places}" if fits else ""
-            shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+            shown = ", ".join(f"{readable(name)} ({name})" for name in missing[:5])
+            shown += f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             yield Problem(
                 f"torch ABI: asks torch {expect.torch} for {len(missing)} names that it does not have{built}: {shown}",
                 library.name,
