@@ -177,9 +177,9 @@ def test_every_submodule_imports_as_in_the_original(torch: Path, tmp_path: Path)
             opened.extract(root)
         asked = {name for path in root.rglob("*.so") for name in read_elf(path).undefined if re.match(r"cu[A-Z]", name)}
         stub = driver_stub(asked, tmp_path / f"{side}-driver")
-        environment = {**os.environ, "PYTHONPATH": str(root), "LD_LIBRARY_PATH": str(stub)}
+        variables = {**os.environ, "PYTHONPATH": str(root), "LD_LIBRARY_PATH": str(stub)}
         command = [torch, "-W", "ignore", "-c", OUTCOMES, root]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+        run = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert run.returncode == 0, run.stderr[-2000:]
         results.append(json.loads(run.stdout))
     before, after = results
@@ -207,8 +207,8 @@ def test_call_of_a_stub_tells_the_true_reason(torch: Path, tmp_path: Path) -> No
     (package / "__init__.py").touch()
     stub = recipe.load("sgl-kernel").directory / "stubs" / "0.4.10" / "flash_ops.py"
     (package / "flash_ops.py").write_bytes(stub.read_bytes())
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
     run = subprocess.run(
-        [torch, "-W", "ignore", "-c", REFUSES], env=environment, capture_output=True, text=True, check=True
+        [torch, "-W", "ignore", "-c", REFUSES], env=variables, capture_output=True, text=True, check=True
     )
     assert "holds no machine code for the GPU that this wheel is made for" in run.stdout
