@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,35 @@ def limited(size: int, name: str = "smwheel-bench") -> Iterator[Group]:
                 break
             except OSError:
                 time.sleep(0.1)
+
+
+class Watch(threading.Thread):
+    """Where no cgroup can be made: the most that a process's descendants have held together, by looking often."""
+
+    def __init__(self, pid: int) -> None:
+        """Begin to watch a process and its descendants."""
+        super().__init__(daemon=True)
+        self.peak = 0
+        self._pid = pid
+        self.start()
+
+    def run(self) -> None:
+        """Look ten times a second, until the process has ended."""
+        while Path(f"/proc/{self._pid}").exists():
+            self.peak = max(self.peak, sum(_resident(self._pid)))
+            time.sleep(0.1)
+
+
+def _resident(pid: int) -> Iterator[int]:
+    """Yield the resident bytes, without shared files, of a process and all below it."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    yield (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+    for child in children:
+        yield from _resident(int(child))
 
 
 def _make(name: str, size: int) -> Group:

@@ -152,6 +152,16 @@ def test_no_unit_waits_for_ever_while_others_keep_coming(patient: Prediction) ->
     pytest.fail("it never started")
 
 
+def test_once_its_patience_is_over_nothing_starts_before_it() -> None:
+    scheduler = fill({"running": need(10, 10 * PATIENCE)})
+    assert admitted(scheduler) == ["running"]
+    scheduler.ask(1, "patient", need(12), now=0.0)
+    scheduler.ask(2, "quick", need(1, 1), now=PATIENCE)
+    assert admitted(scheduler, now=PATIENCE) == ["quick"]
+    scheduler.ask(3, "quick too", need(1, 1), now=PATIENCE + 1)
+    assert admitted(scheduler, now=PATIENCE + 1) == []
+
+
 UNITS = st.lists(
     st.tuples(st.floats(0.05, 24), st.floats(0.5, 300)).map(lambda pair: need(*pair)), min_size=1, max_size=30
 )
