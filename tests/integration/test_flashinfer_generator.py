@@ -75,21 +75,17 @@ def without_python(command: list[str]) -> list[str]:
     return [word for index, word in enumerate(command) if index not in pairs and index + 1 not in pairs]
 
 
-def test_every_extra_name_and_profile_can_be_made(tmp_path: Path) -> None:
-    for version, codes in {"0.7.2": ("120f", "120a", "90a"), "0.6.4": ("120a", "90a")}.items():
-        for code in codes:
-            for name in ("core", "moe"):
-                work = tmp_path / version / code
-                answer = full(version, code, work, profile=tools.profile(version, name))
-                assert answer["missing"] == [], (version, code, name)
-                assert answer["excluded"] == []
-        answer = full(version, codes[0], tmp_path / version, modules=["single_*_bf16_*_128_*"])
-        assert len(answer["modules"]) >= 2
+@pytest.mark.parametrize(("version", "code"), [("0.7.2", "120a"), ("0.7.2", "90a"), ("0.6.4", "120a")])
+def test_every_name_of_the_profiles_can_be_made(tmp_path: Path, version: str, code: str) -> None:
+    """`moe` holds `core`; the names that no list of upstream's holds are made from the name alone."""
+    answer = full(version, code, tmp_path, profile=tools.profile(version, "moe"))
+    assert answer["missing"] == []
+    assert answer["excluded"] == []
+    single = full(version, code, tmp_path, modules=["single_*_bf16_*_128_*"])
+    assert {module["family"] for module in single["modules"]} == {"single_prefill", "single_decode"}
 
 
-@pytest.mark.parametrize(
-    ("version", "code"), [("0.7.2", "120f"), ("0.7.2", "120a"), ("0.7.2", "90a"), ("0.6.4", "120a")]
-)
+@pytest.mark.parametrize(("version", "code"), [("0.7.2", "120f"), ("0.7.2", "90a"), ("0.6.4", "120a")])
 def test_the_stand_in_makes_what_the_real_torch_makes(tmp_path: Path, version: str, code: str) -> None:
     """The same specs, commands and generated sources, but for the environment's own path."""
     work = tmp_path / "work"
