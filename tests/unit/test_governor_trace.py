@@ -57,6 +57,7 @@ EVENTS = [
     ended("finished", 110.0, 1),
     started(110.0, 2),
     ended("finished", 130.0, 2, peak=2 * GIB, cpu=20),
+    event("closed", 130.5, cgroup_peak=5 * GIB),
 ]
 
 
@@ -67,6 +68,7 @@ def test_the_summary_counts_what_happened() -> None:
     assert summary.bound.seconds == 20
     assert summary.ratio == 1.5
     assert (summary.largest_peak, summary.most_used) == (2 * GIB, 3 * GIB)
+    assert summary.cgroup_peak == 5 * GIB
     assert summary.prediction_error == 1.0
     assert summary.as_json()["bound_by"] == "longest"
     assert "2 units in 30 s, 1.50 times the bound of 20 s (longest); 1 killed" in str(summary)

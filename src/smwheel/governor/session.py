@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # A launcher that waits holds about 4 MiB of its own, and the build system must have many waiting to choose from.
 PARKED_BYTES = 5 * MIB
-PARKED_MOST = 192
+PARKED_MOST = 192  # or twice the cores
 PARKED_SHARE = 0.08
 
 START_SECONDS = 20.0
@@ -49,7 +49,7 @@ class Governor:
     `events.jsonl` there grows while the build runs: each line has `time`, `event` (`waiting`, `started`,
     `finished`, `killed`, `failed`, `lost`, `memory` or `warning`) and what belongs to it; what a person should
     hear of is in `text`. `trace.json` and `summary.json` are written at the end; `rewrites.jsonl` holds every
-    change of a command line.
+    change of a command line, `compiles.jsonl` the architectures that each run of nvcc compiles for.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Governor:
         self.directory = work_dir.resolve() / "governor"
         self.events_path = self.directory / "events.jsonl"
         self.rewrites_path = self.directory / "rewrites.jsonl"
+        self.compiles_path = self.directory / "compiles.jsonl"
         self.summary: Summary | None = None
         self._work_dir = work_dir.resolve()
         self._predictions = dict(predictions)
@@ -101,7 +102,7 @@ class Governor:
     def ninja_jobs(self) -> int:
         """The `-j` to give a build system: so many units wait at the broker that it has a choice."""
         affordable = int(self.limits.budget * PARKED_SHARE) // PARKED_BYTES
-        return max(2 * self.limits.jobs, min(PARKED_MOST, affordable), 2)
+        return max(2, min(affordable, max(PARKED_MOST, 2 * self.limits.jobs)))
 
     @property
     def budget(self) -> int:
@@ -119,12 +120,18 @@ class Governor:
         return [*program, "--unit", unit_id, "--"] if unit_id else program
 
     def environment(
-        self, *, cuda_home: Path | None = None, cxx: Path | None = None, cc: Path | None = None
+        self,
+        *,
+        cuda_home: Path | None = None,
+        seen_as: Path | None = None,
+        cxx: Path | None = None,
+        cc: Path | None = None,
     ) -> dict[str, str]:
         """Return the variables that bring the launcher into CMake, torch's BuildExtension and everything else.
 
         With a toolkit (`cuda_home`), CUDA_HOME becomes one of links with a wrapped nvcc; with host compilers,
-        CXX and CC become wrapped ones. A compiler that is wrapped twice is admitted once.
+        CXX and CC become wrapped ones. A compiler that is wrapped twice is admitted once. `seen_as` is where
+        compilers see the toolkit, if that is another path.
         """
         jobs = str(self.ninja_jobs)
         variables = {
@@ -136,7 +143,7 @@ class Governor:
         for language in ("C", "CXX", "CUDA"):
             variables[f"CMAKE_{language}_COMPILER_LAUNCHER"] = ";".join(self.launcher_command())
         if cuda_home is not None:
-            shim = self.shim_cuda_home(cuda_home, self.directory / "cuda")
+            shim = shim_toolkit(cuda_home, self.directory / "cuda", self.launcher_command(), seen_as=seen_as)
             nvcc = str(shim / "bin" / "nvcc")
             variables |= {"CUDA_HOME": str(shim), "CUDA_PATH": str(shim), "CUDACXX": nvcc, "PYTORCH_NVCC": nvcc}
         for name, compiler in (("CXX", cxx), ("CC", cc)):
@@ -167,7 +174,7 @@ class Governor:
 
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        for path in (self.events_path, self.rewrites_path):
+        for path in (self.events_path, self.rewrites_path, self.compiles_path):
             path.unlink(missing_ok=True)
         self._lock = os.open(self.directory / "session.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -14,8 +14,10 @@ from pathlib import Path
 from smwheel.errors import ToolchainError
 
 
-def shim_toolkit(real: Path, destination: Path, launcher: Sequence[str]) -> Path:
+def shim_toolkit(real: Path, destination: Path, launcher: Sequence[str], *, seen_as: Path | None = None) -> Path:
     """Make a CUDA_HOME of links to `real` in `destination`, with `bin/nvcc` started by `launcher`; return it.
+
+    `seen_as` is where compilers see `real`, if that is another path.
 
     Raises:
         ToolchainError: `real` has no `bin/nvcc`.
@@ -29,18 +31,19 @@ def shim_toolkit(real: Path, destination: Path, launcher: Sequence[str]) -> Path
         for entry in directory.iterdir():
             link = place / entry.name
             if entry.name != hidden and not link.is_symlink():
-                link.symlink_to(entry)
-    shim_compiler(nvcc, destination / "bin" / "nvcc", launcher)
+                link.symlink_to((seen_as or real) / entry.relative_to(real))
+    shim_compiler(nvcc, destination / "bin" / "nvcc", launcher, seen_as=seen_as and seen_as / "bin" / "nvcc")
     return destination
 
 
-def shim_compiler(real: Path, destination: Path, launcher: Sequence[str]) -> Path:
-    """Write a program `destination` that runs `real` under the launcher; return it.
+def shim_compiler(real: Path, destination: Path, launcher: Sequence[str], *, seen_as: Path | None = None) -> Path:
+    """Write a program `destination` that runs `real` (where it is run: `seen_as`) under the launcher; return it.
 
     Compile caches hash this text, not the compiler behind it, so the compiler's digest is in it.
     """
     digest = hashlib.sha256(real.read_bytes()).hexdigest()
-    text = f'#!/bin/sh\n# {real}: sha256 {digest}\nexec {shlex.join([*launcher, "--", str(real)])} "$@"\n'
+    program = seen_as or real
+    text = f'#!/bin/sh\n# {program}: sha256 {digest}\nexec {shlex.join([*launcher, "--", str(program)])} "$@"\n'
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.with_name(destination.name + ".new")
     temporary.write_text(text, encoding="utf-8")

@@ -23,7 +23,8 @@ class Summary:
     """How well a build used the machine; seconds and bytes.
 
     `bound` is for schedules that reserve each unit's measured peak; `prediction_error` is the median of
-    |reserved / peak - 1| over units that were predicted from a measurement.
+    |reserved / peak - 1| over units that were predicted from a measurement. `cgroup_peak` is the kernel's own figure
+    for the build's cgroup, file cache included; 0 if it has none.
     """
 
     units: int
@@ -34,6 +35,7 @@ class Summary:
     cpu: float
     largest_peak: int
     most_used: int
+    cgroup_peak: int
     prediction_error: float | None
 
     @property
@@ -54,6 +56,7 @@ class Summary:
             "cpu_s": round(self.cpu, 1),
             "largest_peak": self.largest_peak,
             "most_used": self.most_used,
+            "cgroup_peak": self.cgroup_peak,
             "prediction_error": self.prediction_error,
         }
 
@@ -94,6 +97,7 @@ def summarize(events: Iterable[Event], *, budget: int, cores: int) -> Summary:
         cpu=sum(event["cpu"] for event in finished),
         largest_peak=max((event["peak"] for event in finished), default=0),
         most_used=max((event["used"] for event in events if event["event"] == "memory"), default=0),
+        cgroup_peak=max((event["cgroup_peak"] for event in events if event["event"] == "closed"), default=0),
         prediction_error=round(errors[len(errors) // 2], 3) if errors else None,
     )
 

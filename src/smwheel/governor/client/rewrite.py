@@ -93,6 +93,17 @@ def kind_of(options: list[Option]) -> str:
     return "link" if any(not name for name, _, _ in options) else "other"
 
 
+def compiled_codes(command: list[str]) -> list[str]:
+    """Return what an nvcc command compiles device code for, e.g. `sm_120a`; nothing if it compiles none."""
+    options = list(_options(command[1:]))
+    if kind_of(options) != "compile" or not any(
+        words[0].endswith(DEVICE_SOURCES) for name, _, words in options if not name
+    ):
+        return []
+    named = [code for name, value, _ in options if name in GENCODE for code in _gencode(value)[1]]
+    return named or [value for name, value, _ in options if name in (*ARCH, *CODE)]
+
+
 def _whole(command: list[str], changes: list[dict[str, str]]) -> list[str]:
     """Return all of the arguments: nvcc also reads two environment variables and files of options."""
     arguments = [*_variable("NVCC_PREPEND_FLAGS", changes), *command[1:]]

@@ -117,9 +117,20 @@ def name_of(command: list[str], root: str) -> str:
 
 
 def enforce(governor: str, session: dict[str, Any], unit: str, command: list[str], *, strict: bool) -> list[str]:
-    """Return the command as the plan allows it, and write down what was changed."""
-    if not session["policy"] or os.path.basename(command[0]) != "nvcc":  # noqa: PTH119
+    """Return the command as the plan allows it, and write down what was changed and what it compiles for."""
+    if os.path.basename(command[0]) != "nvcc":  # noqa: PTH119
         return command
+    from smwheel.governor.client import rewrite  # noqa: PLC0415  # only for nvcc
+
+    if session["policy"]:
+        command = allowed(governor, session, unit, command, strict=strict)
+    if codes := rewrite.compiled_codes(command):
+        append(f"{governor}/compiles.jsonl", {"unit": unit, "codes": codes})
+    return command
+
+
+def allowed(governor: str, session: dict[str, Any], unit: str, command: list[str], *, strict: bool) -> list[str]:
+    """Return the command as the plan allows it, and write down what was changed."""
     from smwheel.governor.client import rewrite  # noqa: PLC0415  # only for nvcc
 
     try:
