@@ -53,7 +53,8 @@ def code_is_there(subject: Subject, expect: Expectations) -> Iterable[Problem | 
     """Read every fat binary."""
     for library in _with_code(subject, expect):
         if not library.entries:
-            yield Problem("holds no GPU code at all", library.name)
+            what = "a fat binary with nothing in it" if library.has_fat_binary else "no GPU code at all"
+            yield Problem(f"holds {what}", library.name)
         elif not _cubins(library):
             kinds = "PTX" if any(entry.kind is Kind.PTX for entry in library.entries) else "LTO-IR"
             yield Problem(f"holds only {kinds}, no machine code", library.name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from smwheel.errors import MalformedError
 from smwheel.paths import cache_dir
 from smwheel.wheels.elf import ElfFacts, is_elf, read_elf
-from smwheel.wheels.fatbin import Entry, list_entries
+from smwheel.wheels.fatbin import Entry, find_sections, list_entries, mapped
 from smwheel.wheels.wheelfile import Wheel, record_digest
 
 if TYPE_CHECKING:
@@ -52,6 +52,17 @@ class Library:
 
         """
         return tuple(list_entries(self.path))
+
+    @cached_property
+    def has_fat_binary(self) -> bool:
+        """Whether it has a section for GPU code, be it empty.
+
+        Raises:
+            MalformedError: it is damaged.
+
+        """
+        with mapped(self.path) as buffer:
+            return bool(find_sections(buffer, where=self.name))
 
 
 class Subject:
