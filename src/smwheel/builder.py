@@ -9,12 +9,14 @@ from typing import Any
 
 from smwheel import recipe as recipes
 from smwheel.arch import Arch
+from smwheel.build.backend import choose
 from smwheel.build.compile import build_compiled
+from smwheel.build.container import build_contained
 from smwheel.build.thinned import build_thinned
 from smwheel.errors import PartialError, SmwheelError
 from smwheel.explain import PlanReport, explain
 from smwheel.paths import cache_dir
-from smwheel.pipeline import Options, fetch_sources, prepare
+from smwheel.pipeline import Options, fetch_sources, make_site, prepare
 from smwheel.plan import Resolution, resolve
 from smwheel.progress import Reporter
 from smwheel.recipe import Strategy
@@ -102,6 +104,7 @@ class Outcome:
 def build_all(wish: Wish, options: Options, reporter: Reporter) -> Outcome:
     """Build every recipe of the wish into the wheelhouse."""
     options.wheelhouse.mkdir(parents=True, exist_ok=True)
+    backend = choose(options, reporter)
     entries: list[Entry] = []
 
     def make(name: str) -> None:
@@ -111,6 +114,8 @@ def build_all(wish: Wish, options: Options, reporter: Reporter) -> Outcome:
             reporter.warn(resolution.warning)
         if resolution.strategy == "thin":
             entries.extend(build_thinned(resolution, options, reporter))
+        elif backend is not None:
+            entries.extend(build_contained(resolution, options, backend, reporter))
         else:
             prepared = prepare(resolution, options, reporter)
             if not Wheelhouse(options.wheelhouse).made_from(prepared.plan.fingerprint):
@@ -136,10 +141,12 @@ def fetch_all(wish: Wish, options: Options, reporter: Reporter) -> dict[str, Any
     def bring(name: str) -> None:
         resolution = wish.resolve(name)
         files = fetch_sources(resolution, Store(cache_dir() / "store"), options, reporter)
+        binds: dict[str, Any] = {}
         if resolution.strategy == "compile":
-            site = prepare(resolution, options, reporter).site
+            site = make_site(resolution, options, reporter)
             files |= {"toolchain": site.toolchain.home, "environment": site.environment.root}
-        fetched[name] = {key: str(path) for key, path in files.items()}
+            binds = {bind.name: {"path": str(bind.real), "writable": bind.writable} for bind in site.sandbox.binds}
+        fetched[name] = {key: str(path) for key, path in files.items()} | {"binds": binds}
 
     failures = _each(wish, bring, reporter)
     if error := Outcome([], failures, options.wheelhouse).error():

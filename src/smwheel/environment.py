@@ -87,6 +87,8 @@ def make(
     root = cache_root / "environments" / f"{requirements_file.stem}-{key[:16]}"
     environment = BuildEnvironment(root / "bin/python", root, key)
     say = progress or (lambda _text: None)
+    if not _problem(environment, locked_versions):
+        return environment  # without the lock: a cache that can only be read has finished environments too
     with locked(root.with_name(root.name + ".lock")):
         if problem := _problem(environment, locked_versions):
             if offline:

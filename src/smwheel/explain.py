@@ -189,7 +189,7 @@ def _planned_text(plan: Plan, site: Site | None) -> list[str]:
             f"  toolchain  CUDA {plan.toolchain['version']} ({plan.toolchain['origin']})",
             f"  host       {plan.host.compiler}; {plan.host.libc}",
             (
-                f"  sandbox    paths {'fixed' if sandbox.namespaces else 'of this machine'}, "
+                f"  sandbox    paths {'fixed' if sandbox.fixed else 'of this machine'}, "
                 f"network {'allowed' if sandbox.network else 'none'}{f' ({sandbox.reason})' if sandbox.reason else ''}"
             ),
             *(

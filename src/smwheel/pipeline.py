@@ -225,7 +225,7 @@ def plan_of(site: Site) -> Plan:
     response = _modules(site)
     compiler, libc = system.require_compiler(), f"glibc {system.glibc_version()}"
     sandbox, tools = site.sandbox, site.toolchain
-    paths = "fixed" if sandbox.namespaces else digest([str(bind.real) for bind in sandbox.binds])
+    paths = "fixed" if sandbox.fixed else digest([str(bind.real) for bind in sandbox.binds])
     return Plan(
         resolution=site.resolution,
         toolchain={"version": str(tools.version), "origin": tools.origin, "digest": tools.fingerprint},

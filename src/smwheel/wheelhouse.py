@@ -93,18 +93,8 @@ class Wheelhouse:
 
     def write_pins(self, entries: list[Entry]) -> None:
         """Write requirements.txt, constraints.txt and uv.toml for these wheels."""
-        chosen = sorted({entry.distribution: entry for entry in entries}.values(), key=lambda e: e.distribution)
-        head = "# Made by smwheel: " + ", ".join(sorted({f"{e.recipe} for {e.arch}" for e in chosen})) + "\n"
-        install = "# pip install --no-index --no-deps --find-links . --require-hashes -r requirements.txt\n"
-        requirements = [f"{e.distribution}=={e.version} --hash=sha256:{e.sha256}" for e in chosen]
-        constraints = [f"{e.distribution}=={e.version}" for e in chosen]
-        sources = [f'{e.distribution} = {{ path = "{e.file}" }}' for e in chosen]
-        overrides = ", ".join(f'"{e.distribution}=={e.version}"' for e in chosen)
-        uv = ["# For pyproject.toml; paths are relative to this directory.", "[tool.uv]",
-              f"override-dependencies = [{overrides}]", "", "[tool.uv.sources]", *sources]  # fmt: skip
-        self._write("requirements.txt", head + install + "\n".join(requirements) + "\n")
-        self._write("constraints.txt", head + "\n".join(constraints) + "\n")
-        self._write("uv.toml", head + "\n".join(uv) + "\n")
+        for name, text in pin_files(entries).items():
+            self._write(name, text)
 
     def _write(self, name: str, text: str) -> None:
         temporary = self.root / f".{name}.new"
@@ -115,3 +105,21 @@ class Wheelhouse:
 def describe(wheel: Path) -> dict[str, Any]:
     """Return file name, sha256 and size in bytes of a wheel, as an entry holds them."""
     return {"file": wheel.name, "sha256": file_digest(wheel), "size": wheel.stat().st_size}
+
+
+def pin_files(entries: list[Entry]) -> dict[str, str]:
+    """Return requirements.txt, constraints.txt and uv.toml for these wheels: file name → text."""
+    chosen = sorted({entry.distribution: entry for entry in entries}.values(), key=lambda e: e.distribution)
+    head = "# Made by smwheel: " + ", ".join(sorted({f"{e.recipe} for {e.arch}" for e in chosen})) + "\n"
+    install = "# pip install --no-index --no-deps --find-links . --require-hashes -r requirements.txt\n"
+    requirements = [f"{e.distribution}=={e.version} --hash=sha256:{e.sha256}" for e in chosen]
+    constraints = [f"{e.distribution}=={e.version}" for e in chosen]
+    sources = [f'{e.distribution} = {{ path = "{e.file}" }}' for e in chosen]
+    overrides = ", ".join(f'"{e.distribution}=={e.version}"' for e in chosen)
+    uv = ["# For pyproject.toml; paths are relative to this directory.", "[tool.uv]",
+          f"override-dependencies = [{overrides}]", "", "[tool.uv.sources]", *sources]  # fmt: skip
+    return {
+        "requirements.txt": head + install + "\n".join(requirements) + "\n",
+        "constraints.txt": head + "\n".join(constraints) + "\n",
+        "uv.toml": head + "\n".join(uv) + "\n",
+    }

@@ -5,8 +5,8 @@ gives different bytes whatever prefix maps say. Where the kernel allows (root, o
 directory that a build touches is therefore bound to a fixed path in a private mount namespace, with no network
 and in a process namespace of its own: when smwheel dies, everything in it dies too.
 
-Where the kernel does not allow it, compilers run on the real paths; the plan says so, because the bytes depend
-on them.
+In a container that has these directories mounted at the fixed paths already, nothing is left to do. Where neither is
+so, compilers run on the real paths; the plan says so, because the bytes depend on them.
 """
 
 from __future__ import annotations
@@ -62,11 +62,18 @@ class Sandbox:
     network: bool
     reason: str = field(default="", compare=False)
     """Why there are no namespaces, as a sentence; empty if there are."""
+    mounted: bool = False
+    """Whether the directories lie at the fixed paths without namespaces, as a container has them mounted."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether commands see the fixed paths."""
+        return self.namespaces or self.mounted
 
     def inside(self, path: Path | str) -> str:
         """Return the path as commands of this build must write it."""
         text = str(path)
-        if not self.namespaces:
+        if not self.fixed:
             return text
         for bind in sorted(self.binds, key=lambda bind: -len(str(bind.real))):
             real = str(bind.real)
@@ -76,7 +83,7 @@ class Sandbox:
 
     def outside(self, text: str) -> Path:
         """Return the real path of what a command of this build wrote as `text`."""
-        if self.namespaces:
+        if self.fixed:
             for bind in self.binds:
                 prefix = f"{FIXED_ROOT}/{bind.name}"
                 if text == prefix or text.startswith(prefix + "/"):
@@ -85,7 +92,7 @@ class Sandbox:
 
     def neutral(self, text: str) -> str:
         """Return text with this machine's directories replaced by the fixed ones, for digests and evidence."""
-        if self.namespaces:
+        if self.fixed:
             return text
         for bind in sorted(self.binds, key=lambda bind: -len(str(bind.real))):
             text = text.replace(str(bind.real), f"{FIXED_ROOT}/{bind.name}")
@@ -93,6 +100,8 @@ class Sandbox:
 
     def wrap(self, command: list[str], *, cwd: Path) -> list[str]:
         """Return the command line that runs `command` in this sandbox with `cwd` (a real path) as directory."""
+        if self.mounted:
+            return ["sh", "-c", 'cd "$1" && shift && exec "$@"', "smwheel", self.inside(cwd), *command]
         if not self.namespaces:
             return command
         mounts = [part for bind in self.binds for part in (bind.name, str(bind.real), "rw" if bind.writable else "ro")]
@@ -103,10 +112,28 @@ class Sandbox:
 def make_sandbox(binds: list[Bind], *, network: bool = False) -> Sandbox:
     """Return the best sandbox that this kernel allows for these directories (which must exist)."""
     resolved = tuple(Bind(bind.name, bind.real.resolve(), bind.writable) for bind in binds)
+    if all(_is_mounted(bind) for bind in resolved):
+        return Sandbox(resolved, namespaces=False, network=has_network(), mounted=True)
     reason = namespaces_unusable(network=network)
     if not reason and any(bind.real.is_relative_to("/srv") for bind in resolved):
         reason = "a directory of this build lies under /srv"
     return Sandbox(resolved, namespaces=not reason, network=network or bool(reason), reason=reason)
+
+
+def _is_mounted(bind: Bind) -> bool:
+    fixed = FIXED_ROOT / bind.name
+    return fixed.exists() and fixed.samefile(bind.real)
+
+
+def has_network(tables: Path = Path("/proc/net")) -> bool:
+    """Tell whether this process could reach another machine: a route leads over another device than loopback.
+
+    In `route` (IPv4, after a heading) the device is a line's first word, in `ipv6_route` its last.
+    """
+    devices = [line.split()[0] for line in (tables / "route").read_text(encoding="ascii").splitlines()[1:]]
+    if (tables / "ipv6_route").is_file():
+        devices += [line.split()[-1] for line in (tables / "ipv6_route").read_text(encoding="ascii").splitlines()]
+    return any(device != "lo" for device in devices)
 
 
 @cache

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from smwheel import gpu, recipe, stack
 from smwheel.arch import FIRST_NUMBER_WITH_SUFFIX, GPUS, Arch, known
+from smwheel.build.backend import running_on
 from smwheel.builder import Wish, build_all, fetch_all, plan_all
 from smwheel.cli.app import JsonOption, app, console, print_json
 from smwheel.errors import PartialError, UsageError
@@ -141,11 +142,15 @@ def fetch(
     stack: StackOption = None,
     strategy: StrategyOption = None,
     cuda_home: CudaHomeOption = None,
+    work: WorkOption = Path(".work"),
+    offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Bring sources, toolchain and build environment into the cache, for building without network afterwards."""
     chosen = _wish(recipes, arch, stack, strategy)
-    fetched = fetch_all(chosen, Options(cuda_home=cuda_home), Reporter())
+    fetched = fetch_all(
+        chosen, Options(offline=offline, cuda_home=cuda_home, work=work, base_image=running_on()), Reporter()
+    )
     if as_json:
         print_json({"fetched": fetched})
 
@@ -168,6 +173,12 @@ def build(
         bool, typer.Option("--allow-network", help="Let compilers reach the network; recorded in the evidence.")
     ] = False,
     offline: OfflineOption = False,
+    backend: Annotated[
+        str, typer.Option("--backend", help="host, docker, podman, or auto: in a container where that can be had.")
+    ] = "host",
+    base_image: Annotated[
+        str, typer.Option("--base-image", help="What the container is made on; …@sha256:… pins it.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Build wheels into the wheelhouse: fetch, compile or thin, check."""
@@ -180,6 +191,8 @@ def build(
         allow_network=allow_network,
         work=work,
         wheelhouse=wheelhouse,
+        backend=backend,
+        base_image=base_image or running_on(),
     )
     result = build_all(chosen, options, Reporter())
     error = result.error()
