@@ -156,6 +156,13 @@ class ContainerError(SmwheelError):
     kind = "container"
 
 
+class DoctorError(SmwheelError):
+    """An environment was examined, and something in it will not work."""
+
+    exit_code = 19
+    kind = "doctor"
+
+
 class PartialError(SmwheelError):
     """Some recipes were built and others were not; each reason was printed."""
 

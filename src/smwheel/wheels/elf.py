@@ -148,8 +148,10 @@ def is_elf(head: bytes | bytearray) -> bool:
     return head[:4] == MAGIC
 
 
-def read_elf(source: Path | bytes | Seekable, *, where: str = "") -> ElfFacts:
+def read_elf(source: Path | bytes | Seekable, *, where: str = "", symbols: bool = True) -> ElfFacts:
     """Read the facts of a shared object from a path (memory-mapped), its bytes, or a seekable file.
+
+    Without `symbols` the symbol table is left out (of libtorch_cpu.so, 75,000 names and nearly all of the time).
 
     Raises:
         MalformedError: no ELF file, not 64-bit little-endian, of a machine not known here, or damaged.
@@ -162,8 +164,8 @@ def read_elf(source: Path | bytes | Seekable, *, where: str = "") -> ElfFacts:
             except ValueError as error:  # an empty file cannot be mapped
                 raise MalformedError("is empty", where=where or str(source)) from error
             with view:
-                return _read(cast("Seekable", view), where or str(source))
-    return _read(io.BytesIO(source) if isinstance(source, bytes) else source, where)
+                return _read(cast("Seekable", view), where or str(source), symbols=symbols)
+    return _read(io.BytesIO(source) if isinstance(source, bytes) else source, where, symbols=symbols)
 
 
 class ElfStream:
@@ -257,9 +259,9 @@ class _Windows:
         raise Unseen
 
 
-def _read(file: Seekable, where: str) -> ElfFacts:
+def _read(file: Seekable, where: str, *, symbols: bool = True) -> ElfFacts:
     try:
-        return _facts(file, where)
+        return _facts(file, where, symbols=symbols)
     except (ELFError, ConstructError, struct.error, UnicodeDecodeError, AttributeError, TypeError) as error:
         # pyelftools meets damaged files with any of these.
         raise MalformedError(f"is a damaged ELF file ({error})", where=where) from error
@@ -275,7 +277,7 @@ def _read(file: Seekable, where: str) -> ElfFacts:
         raise MalformedError(f"is a damaged ELF file ({error!r})", where=where) from error
 
 
-def _facts(file: Seekable, where: str) -> ElfFacts:
+def _facts(file: Seekable, where: str, *, symbols: bool) -> ElfFacts:
     file.seek(0)
     if not is_elf(file.read(4)):
         raise MalformedError("is no ELF file", where=where)
@@ -299,7 +301,7 @@ def _facts(file: Seekable, where: str) -> ElfFacts:
     names = tables.strings
     needs = dict(tables.version_needs())
     versions, private = _highest(version for version, _ in needs.values())
-    names_of = tables.symbols(needs)
+    names_of = tables.symbols(needs) if symbols else _Names()
     return ElfFacts(
         machine=machine,
         soname=next((names(at) for at in tags.get("DT_SONAME", [])), ""),
