@@ -12,6 +12,7 @@ from smwheel.arch import Arch
 from smwheel.build.backend import choose
 from smwheel.build.compile import build_compiled
 from smwheel.build.container import build_contained
+from smwheel.build.pep517 import build_pep517
 from smwheel.build.thinned import build_thinned
 from smwheel.errors import PartialError, SmwheelError
 from smwheel.explain import PlanReport, explain
@@ -121,7 +122,8 @@ def build_all(wish: Wish, options: Options, reporter: Reporter) -> Outcome:
             if not Wheelhouse(options.wheelhouse).made_from(prepared.plan.fingerprint):
                 # Minutes of compiling begin: first see that this compiler, toolkit and architecture go together.
                 probe(prepared.site.toolchain, resolution.arch, require_compiler().cxx)
-            entries.extend(build_compiled(prepared, reporter))
+            build = build_compiled if prepared.site.build.generator else build_pep517
+            entries.extend(build(prepared, reporter))
 
     failures = _each(wish, make, reporter)
     if entries:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -106,9 +107,18 @@ class Site:
         if self.build.python_path:
             recipe = inside(self.resolution.recipe.directory)
             variables["PYTHONPATH"] = ":".join(f"{recipe}/{path}" for path in self.build.python_path)
-        arch = self.resolution.arch
-        values = {"arch": arch.code, "dotted": arch.dotted, "cuda_home": cuda, "work": inside(self.work)}
-        return variables | {name: text.format_map(values) for name, text in self.build.environment.items()}
+        return variables | self.filled(self.build.environment)
+
+    def filled(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Return a recipe's texts with this build's architecture and directories in their places."""
+        arch, inside = self.resolution.arch, self.sandbox.inside
+        values = {
+            "arch": arch.code,
+            "dotted": arch.dotted,
+            "cuda_home": inside(self.toolchain.home),
+            "work": inside(self.work),
+        }
+        return {name: text.format_map(values) for name, text in texts.items()}
 
     def request(self) -> dict[str, Any]:
         """Return what the generator is told about this build."""
