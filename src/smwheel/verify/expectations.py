@@ -103,7 +103,7 @@ def gather(
     inside = carried_plan(wheel)
     name = recipe_name or inside.get("recipe", "")
     code = arch or inside.get("arch", "")
-    known = stack.load(stack_name) if stack_name else _stack_of(inside)
+    known = stack.load(stack_name) if stack_name else stack_of(inside)
     given = Expectations(
         arch=Arch.parse(code) if code else None,
         cuda=known.cuda if known else "",
@@ -158,7 +158,7 @@ def _request(package: recipe.Recipe, known: stack.Stack, code: str) -> Arch:
     return Arch.parse(code)
 
 
-def _stack_of(inside: dict[str, Any]) -> stack.Stack | None:
+def stack_of(inside: dict[str, Any]) -> stack.Stack | None:
     """Return the stack that a plan names by its CUDA and torch versions and its recipe's version."""
     said = inside.get("stack", {})
     for one in stack.load_all().values():
