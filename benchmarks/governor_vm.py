@@ -54,7 +54,7 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 mount -t cgroup2 cgroup /sys/fs/cgroup
 ln -s /proc/self/fd /dev/fd
-export PATH=/bin PYTHONPATH=/app/src PYTHONHOME={home} LD_LIBRARY_PATH=/lib HOME=/tmp PYTHONDONTWRITEBYTECODE=1
+export PATH=/bin PYTHONPATH=/app/src PYTHONHOME={home} LD_LIBRARY_PATH=/lib HOME=/tmp
 {python} /app/benchmarks/governor_kills.py --simple
 echo "exit code $?"
 poweroff -f

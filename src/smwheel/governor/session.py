@@ -39,7 +39,9 @@ PARKED_BYTES = 5 * MIB
 PARKED_MOST = 192  # or twice the cores
 PARKED_SHARE = 0.08
 
-START_SECONDS = 20.0
+# A machine that is very busy, or emulated, takes long to start a program.
+START_SECONDS = 120.0
+STOP_SECONDS = 30.0
 POLL_SECONDS = 0.1
 
 
@@ -206,7 +208,7 @@ class Governor:
         os.close(self._lock)
         self._server.stdin.close()
         try:
-            self._server.wait(START_SECONDS)
+            self._server.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
