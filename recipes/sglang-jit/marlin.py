@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from cases import BF16, Pair, blank, case, randn
+from cases import BF16, Pair, blank, case, ints, randn
 
 GROUP = 128
 # vLLM's and SGLang's number of the type "unsigned 4 bits, stored value minus 8": exponent 0 in bits 0-7, mantissa 4
@@ -15,24 +15,36 @@ UINT4B8 = 4 << 8 | 8 << 17 | 1 << 50
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
+def packed(q: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """Return values 0…15 [rows, columns] packed eight to a word along the columns: [rows, columns / 8] int32."""
+    words = torch.zeros(q.shape[0], q.shape[1] // 8, dtype=torch.int64, device=q.device)
+    for place, column in enumerate(order):
+        words |= q[:, column::8].to(torch.int64) << (4 * place)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
 def gptq_packed(q: torch.Tensor) -> torch.Tensor:
     """Return values 0…15 [K, N] packed eight to a word along K: [K / 8, N] int32."""
-    words = torch.zeros(q.shape[0] // 8, q.shape[1], dtype=torch.int64, device=q.device)
-    for place in range(8):
-        words |= q[place::8].to(torch.int64) << (4 * place)
-    return _as_int32(words)
+    return packed(q.T.contiguous()).T.contiguous()
 
 
-def awq_packed(q: torch.Tensor) -> torch.Tensor:
-    """Return values 0…15 [K, N] packed eight to a word along N in AWQ's order: [K, N / 8] int32."""
-    words = torch.zeros(q.shape[0], q.shape[1] // 8, dtype=torch.int64, device=q.device)
-    for place, column in enumerate(AWQ_ORDER):
-        words |= q[:, column::8].to(torch.int64) << (4 * place)
-    return _as_int32(words)
+def marlin_packed(q: torch.Tensor) -> torch.Tensor:
+    """Return values 0…15 [K, N] in Marlin's layout: [K / 16, 2 N] int32.
 
-
-def _as_int32(words: torch.Tensor) -> torch.Tensor:
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    Tiles of 16 x 16 follow each other along N. Of four tiles (1,024 values), thread t of a warp has for each tile
+    the rows 2 (t mod 4) + {0, 1, 8, 9} of the columns t / 4 and t / 4 + 8: the fragments of one tensor-core step.
+    """
+    k, n = q.shape
+    order = [
+        16 * (2 * (thread % 4) + row) + thread // 4 + 8 * half + 256 * tile
+        for thread in range(32)
+        for tile in range(4)
+        for half in range(2)
+        for row in (0, 1, 8, 9)
+    ]
+    eights = torch.tensor(order, device=q.device).view(-1, 8)[:, list(AWQ_ORDER)].flatten()
+    tiles = q.reshape(k // 16, 16, n // 16, 16).permute(0, 2, 1, 3).reshape(-1, 1024)
+    return packed(tiles[:, eights].reshape(k // 16, n * 16))
 
 
 def permuted_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -53,55 +65,88 @@ def empty(dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, device="cuda", dtype=dtype)
 
 
+def processors() -> int:
+    """Return how many multiprocessors the GPU has: locks and scratch space follow it."""
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def same_words(got: torch.Tensor, expected: torch.Tensor) -> Iterator[Pair]:
+    """Compare 32-bit words by halves: pairs are compared in float32, which holds 24 bits."""
+    yield Pair("low halves", got & 0xFFFF, expected & 0xFFFF)
+    yield Pair("high halves", got >> 16, expected >> 16)
+
+
 @case("awq_dequantize")
 def awq_dequantize(module: Any, _: list[str]) -> Iterator[Pair]:
     """AWQ weights with zero points, to bf16."""
     q, scales, _exact = weights(256, 512)
     zeros = torch.randint(0, 16, (256 // GROUP, 512), device="cuda")
-    out = blank(256, 512, dtype=BF16)
-    module.awq_dequantize(out, awq_packed(q), scales, awq_packed(zeros))
+    out = blank(256, 512)
+    module.awq_dequantize(out, packed(q, AWQ_ORDER), scales, packed(zeros, AWQ_ORDER))
     exact = (q - zeros.repeat_interleave(GROUP, dim=0)).float() * scales.float().repeat_interleave(GROUP, dim=0)
     yield Pair("weights", out, exact, 1e-2)
 
 
-def repacked(modules: dict[str, Any], q: torch.Tensor) -> torch.Tensor:
-    """Return values 0…15 [K, N] in Marlin's layout, by the repacking kernel."""
-    k, n = q.shape
-    out = blank(k // 16, n * 2, dtype=torch.int32)
-    modules["gptq_marlin_repack"].gptq_marlin_repack(gptq_packed(q), empty(torch.int32), out, k, n, 4)
-    return out
-
-
-def repack_agrees(modules: dict[str, Any]) -> Iterator[Pair]:
-    """GPTQ's and AWQ's repacking make the same of the same weights."""
+@case("gptq_marlin_repack")
+def gptq_marlin_repack(module: Any, _: list[str]) -> Iterator[Pair]:
+    """GPTQ's layout to Marlin's."""
     q, _, _ = weights(256, 512)
     out = blank(16, 1024, dtype=torch.int32)
-    modules["awq_marlin_repack"].awq_marlin_repack(out, awq_packed(q), 256, 512, 4)
-    # Words are compared by halves: float32, in which pairs are compared, holds 24 bits.
-    expected = repacked(modules, q)
-    yield Pair("low halves", out & 0xFFFF, expected & 0xFFFF)
-    yield Pair("high halves", out >> 16, expected >> 16)
+    module.gptq_marlin_repack(gptq_packed(q), empty(torch.int32), out, 256, 512, 4)
+    yield from same_words(out, marlin_packed(q))
 
 
-def dense(modules: dict[str, Any]) -> Iterator[Pair]:
-    """Repacked weights multiplied by Marlin, for one token and for many."""
+@case("awq_marlin_repack")
+def awq_marlin_repack(module: Any, _: list[str]) -> Iterator[Pair]:
+    """AWQ's layout to Marlin's."""
+    q, _, _ = weights(256, 512)
+    out = blank(16, 1024, dtype=torch.int32)
+    module.awq_marlin_repack(out, packed(q, AWQ_ORDER), 256, 512, 4)
+    yield from same_words(out, marlin_packed(q))
+
+
+@case("gptq_marlin")
+def gptq_marlin(module: Any, _: list[str]) -> Iterator[Pair]:
+    """Four-bit weights times one token, and times many."""
     k, n = 512, 768
     q, scales, exact = weights(k, n)
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
     for tokens in (1, 40):
-        a, c = randn(tokens, k), blank(tokens, n, dtype=BF16)
-        scratch = torch.empty(processors * 64 * 256, device="cuda", dtype=torch.float32)
-        locks = torch.zeros(processors * 4, device="cuda", dtype=torch.int32)
-        modules["gptq_marlin"].gptq_marlin_gemm(
-            a, repacked(modules, q), permuted_scales(scales),
-            *(empty(BF16), empty(torch.int32), empty(torch.int32), empty(torch.int32)),
-            *(c, scratch, empty(BF16), locks, UINT4B8, True, False, True, False),
-        )  # fmt: skip
+        a, c = randn(tokens, k), blank(tokens, n)
+        scratch = torch.empty(processors() * 64 * 256, device="cuda", dtype=torch.float32)
+        locks = torch.zeros(processors() * 4, device="cuda", dtype=torch.int32)
+        module.gptq_marlin_gemm(
+            *(a, marlin_packed(q), permuted_scales(scales)),
+            *(empty(BF16), empty(torch.int32), empty(torch.int32), empty(torch.int32)),  # global scale, zeros, order
+            *(c, scratch, empty(BF16), locks, UINT4B8),
+            *(True, False, True, False),  # whole K, no atomics, sums in float32, whole zero points
+        )
         yield Pair(f"{tokens} tokens", c, a.float() @ exact, 1e-2)
 
 
-# Cases of several modules at once: what each needs.
-TOGETHER = {
-    "marlin repacking": (("gptq_marlin_repack", "awq_marlin_repack"), repack_agrees),
-    "marlin GEMM": (("gptq_marlin_repack", "gptq_marlin"), dense),
-}
+@case("moe_wna16_marlin")
+def moe_wna16_marlin(module: Any, marker: list[str]) -> Iterator[Pair]:
+    """Tokens times the four-bit weights of their experts; the second GEMM's variant also weighs the routes."""
+    experts, tokens, topk, block, k, n = 4, 21, 2, 8, 256, 512
+    weigh = marker[5] == "true"
+    made = [weights(k, n) for _ in range(experts)]
+    routes = torch.stack([torch.randperm(experts)[:topk] for _ in range(tokens)]).flatten().tolist()
+    order, owners = [], []
+    for expert in range(experts):
+        run = [route for route, owner in enumerate(routes) if owner == expert]
+        blocks = -(-len(run) // block)
+        order += run + [len(routes)] * (blocks * block - len(run))
+        owners += [expert] * blocks
+    a, c, shares = randn(tokens, k), blank(len(routes), n), torch.rand(tokens, topk, device="cuda")
+    scratch = torch.empty(processors() * 8 * block * 256, device="cuda", dtype=torch.float32)
+    module.moe_wna16_marlin_gemm(
+        *(a, c, torch.stack([marlin_packed(q) for q, _, _ in made]), empty(BF16)),
+        torch.stack([permuted_scales(scales) for _, scales, _ in made]),
+        *(empty(BF16), empty(BF16), empty(torch.int32), empty(torch.int32)),  # global scale, zeros, order
+        torch.zeros(processors() * 4, device="cuda", dtype=torch.int32),
+        *(ints(order, dtype=torch.int32), ints(owners, dtype=torch.int32), ints([len(order), 0], dtype=torch.int32)),
+        *(shares, empty(BF16), scratch, block, topk, weigh, False, UINT4B8, tokens, n, k),
+        *(False, False, True, False, k // GROUP, GROUP),  # no order, no bias, whole K, no zeros
+        *(False, True, False),  # no atomics, sums in float32, whole zero points
+    )
+    exact = torch.stack([a[route // topk].float() @ made[owner][2] for route, owner in enumerate(routes)])
+    yield Pair("routes", c, exact * shares.view(-1, 1) if weigh else exact, 1e-2)
