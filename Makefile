@@ -3,6 +3,7 @@
 ARCH ?=
 RECIPES ?=
 STACK ?=
+ENV ?=
 PROFILE ?=
 MODULES ?=
 STRATEGY ?=
@@ -13,7 +14,7 @@ CUDA ?=
 PYTHON ?= $(shell ci/find-python)
 VENV := .venv
 SMWHEEL := $(VENV)/bin/smwheel
-OPTIONS := $(if $(ARCH),--arch $(ARCH)) $(if $(STACK),--stack $(STACK)) $(if $(PROFILE),--profile $(PROFILE)) \
+OPTIONS := $(if $(ARCH),--arch $(ARCH)) $(if $(STACK),--stack $(STACK)) $(if $(ENV),--stack from:$(ENV)) $(if $(PROFILE),--profile $(PROFILE)) \
   $(if $(MODULES),--modules '$(MODULES)') $(if $(STRATEGY),--strategy $(STRATEGY)) \
   $(if $(MEMORY),--memory $(MEMORY)) $(if $(JOBS),--jobs $(JOBS)) $(if $(CUDA),--cuda-home $(CUDA))
 
@@ -21,6 +22,7 @@ OPTIONS := $(if $(ARCH),--arch $(ARCH)) $(if $(STACK),--stack $(STACK)) $(if $(P
 
 help:
 	@echo "make wheels ARCH=120 [RECIPES=…] [STACK=…] [PROFILE=…]   build wheels into wheelhouse/"
+	@echo "make wheels ARCH=120 ENV=path                             the same, for the versions of a Python environment"
 	@echo "make plan ARCH=120 …                                       say what would be built and what it costs"
 	@echo "make test                                                  lint, types and fast tests"
 	@echo "make test-integration                                      real compiles and downloads"

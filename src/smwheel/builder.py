@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smwheel import from_environment
 from smwheel import recipe as recipes
 from smwheel.arch import Arch
 from smwheel.build.backend import choose
@@ -15,7 +16,7 @@ from smwheel.build.container import build_contained
 from smwheel.build.pep517 import build_pep517
 from smwheel.build.thinned import build_thinned
 from smwheel.errors import PartialError, SmwheelError
-from smwheel.explain import PlanReport, explain
+from smwheel.explain import PlanReport, explain, nothing_to_make
 from smwheel.paths import cache_dir
 from smwheel.pipeline import Options, fetch_sources, make_site, prepare
 from smwheel.plan import Resolution, resolve
@@ -55,26 +56,34 @@ class Wish:
             strategy=self.strategy,
         )
 
+    def already_fine(self, name: str) -> str:
+        """Return why nothing must be made of a recipe for the environment of the stack; empty if it must be."""
+        if self.stack.environment is None or self.strategy is not None or name not in self.stack.recipes:
+            return ""
+        return from_environment.already_fine(self.stack.environment, name, self.stack.recipes[name], self.arch.plain)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of each recipe."""
+    """What became of each recipe; `fine` are those that need no wheel, with the reason."""
 
     entries: list[Entry]
     failures: dict[str, SmwheelError]
     wheelhouse: Path
+    fine: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `build --json` prints."""
         return {
             "wheelhouse": str(self.wheelhouse),
             "wheels": [vars(entry) for entry in self.entries],
+            "already_fine": self.fine,
             "failures": {name: error.as_json() for name, error in self.failures.items()},
         }
 
     def as_text(self) -> str:
         """Return what `build` ends with: what was made, what it holds, and how to install it."""
-        lines = []
+        lines = [f"  {name}: nothing to make: {reason}" for name, reason in self.fine.items()]
         for entry in self.entries:
             code = ", ".join(f"{count} sm_{arch}" for arch, count in sorted(entry.holds.items()))
             lines.append(f"  {entry.file}  {entry.size / (1 << 20):.1f} MiB  {code or 'no GPU code'}  [{entry.level}]")
@@ -107,8 +116,14 @@ def build_all(wish: Wish, options: Options, reporter: Reporter) -> Outcome:
     options.wheelhouse.mkdir(parents=True, exist_ok=True)
     backend = choose(options, reporter)
     entries: list[Entry] = []
+    fine: dict[str, str] = {}
+    for note in wish.stack.notes:
+        reporter.warn(note)
 
     def make(name: str) -> None:
+        if reason := wish.already_fine(name):
+            fine[name] = reason
+            return
         resolution = wish.resolve(name)
         reporter.stage("recipe", _headline(resolution))
         if resolution.warning:
@@ -128,12 +143,19 @@ def build_all(wish: Wish, options: Options, reporter: Reporter) -> Outcome:
     failures = _each(wish, make, reporter)
     if entries:
         Wheelhouse(options.wheelhouse).write_pins(entries)
-    return Outcome(entries, failures, options.wheelhouse)
+    return Outcome(entries, failures, options.wheelhouse, fine)
 
 
 def plan_all(wish: Wish, options: Options, reporter: Reporter) -> list[PlanReport]:
     """Plan every recipe of the wish; a recipe that cannot be planned whole says why and shows the rest."""
-    return [explain(name, wish.resolve, options, reporter) for name in wish.recipes]
+    for note in wish.stack.notes:
+        reporter.warn(note)
+    return [
+        nothing_to_make(name, reason, options)
+        if (reason := wish.already_fine(name))
+        else explain(name, wish.resolve, options, reporter)
+        for name in wish.recipes
+    ]
 
 
 def fetch_all(wish: Wish, options: Options, reporter: Reporter) -> dict[str, Any]:

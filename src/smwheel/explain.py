@@ -32,12 +32,15 @@ class PlanReport:
     estimate: Estimate | None
     limits: Limits
     error: SmwheelError | None
+    fine: str = ""
+    """Why nothing is to be made."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints for this recipe."""
         head: dict[str, Any] = {
             "recipe": self.name,
             "error": self.error.as_json() if self.error else None,
+            "already_fine": self.fine,
             "modules": None,
             "units": None,
             "limits": self.limits.as_json(),
@@ -77,6 +80,8 @@ class PlanReport:
         lines = [self.name if self.resolution is None else self.resolution.name]
         if self.resolution is not None:
             lines += _resolved_text(self.resolution)
+        if self.fine:
+            lines.append(f"  decision   nothing to make: {self.fine}")
         if self.costs is not None:
             lines.append(self.costs.as_text())
         if self.plan is not None:
@@ -121,6 +126,11 @@ def explain(name: str, resolve: Callable[[str], Resolution], options: Options, r
     except SmwheelError as error:
         return PlanReport(name, resolution, None, site, costs, expected, limits, error)
     return PlanReport(name, resolution, plan, site, costs, expected, limits, None)
+
+
+def nothing_to_make(name: str, reason: str, options: Options) -> PlanReport:
+    """Return the report of a recipe whose package is already fine where it is to be used."""
+    return PlanReport(name, None, None, None, None, None, measure(options.memory, options.jobs), None, reason)
 
 
 def _unit_json(unit: Unit) -> dict[str, Any]:

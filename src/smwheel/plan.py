@@ -16,6 +16,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from smwheel import from_environment
 from smwheel.arch import Arch
 from smwheel.errors import ArchError, UsageError
 from smwheel.recipe import Recipe, RecipeVersion, Strategy, Target
@@ -114,9 +115,7 @@ def resolve(
     target = _target(recipe, data, stack, request)
     arch = Arch.parse(target.code)
     arch.require_cuda(stack.cuda_version)
-    decision = _strategy(recipe, version, data, strategy) or decide(
-        recipe, version, Ground(stack.torch, stack.cuda_version), arch
-    )
+    decision = _strategy(recipe, version, data, strategy) or decide(recipe, version, _ground(stack), arch)
     chosen = decision.strategy
     compiled = chosen == "compile"
     return Resolution(
@@ -134,6 +133,11 @@ def resolve(
         modules=modules if compiled else None,
         modules_from=modules_from if compiled else None,
     )
+
+
+def _ground(stack: Stack) -> Ground:
+    symbols = from_environment.symbols(stack.environment) if stack.environment else None
+    return Ground(stack.torch, stack.cuda_version, symbols)
 
 
 def _target(recipe: Recipe, data: RecipeVersion, stack: Stack, request: Arch) -> Target:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
 from packaging.version import Version
 from pydantic import Field, field_validator
 
+from smwheel import from_environment
 from smwheel.errors import RecipeError, UsageError
 from smwheel.recipe import Strict, read_toml, recipes_dir
+
+FROM = "from:"
+"""Prefix of the name of a stack that is read from an environment."""
 
 
 class Stack(Strict):
@@ -29,6 +34,8 @@ class Stack(Strict):
     recipes: dict[str, str] = Field(description="recipe → version, in the order in which they are built")
     on_request: list[str] = Field(default=[], description="recipes that are built only when they are named")
     default: bool = False
+    environment: Path | None = Field(default=None, exclude=True, description="environment that it was read from")
+    notes: tuple[str, ...] = Field(default=(), exclude=True, description="what was not taken from there as it is")
 
     @field_validator("cuda", "torch")
     @classmethod
@@ -70,12 +77,14 @@ def load_all() -> dict[str, Stack]:
 
 
 def load(name: str | None) -> Stack:
-    """Return one stack by name, the default one for None.
+    """Return one stack by name, the default one for None; `from:ENV` reads the versions of an environment.
 
     Raises:
-        UsageError: there is no such stack; names the nearest.
+        UsageError: there is no such stack (names the nearest), or the environment gives none.
     """
     stacks = load_all()
+    if name is not None and name.startswith(FROM):
+        return _read(Path(name.removeprefix(FROM)).absolute(), stacks)
     if name is None:
         return next(stack for stack in stacks.values() if stack.default)
     if name not in stacks:
@@ -83,3 +92,19 @@ def load(name: str | None) -> Stack:
         hint = f"did you mean {close[0]}?" if close else f"known stacks: {', '.join(stacks)}"
         raise UsageError(f"there is no stack {name!r}", where="--stack", cure=hint)
     return stacks[name]
+
+
+def _read(environment: Path, stacks: dict[str, Stack]) -> Stack:
+    found = from_environment.versions(environment)
+    on_request = {name for stack in stacks.values() for name in stack.on_request}
+    return Stack(
+        name=f"{FROM}{environment}",
+        summary=f"the versions in {environment}",
+        cuda=found.cuda,
+        torch=found.torch,
+        python=found.python,
+        recipes=found.recipes,
+        on_request=[name for name in found.recipes if name in on_request],
+        environment=environment,
+        notes=found.notes,
+    )

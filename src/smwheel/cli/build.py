@@ -23,7 +23,11 @@ ArchOption = Annotated[
     str | None, typer.Option("--arch", help="GPU architecture: 120, 12.0, 120a, sm_120f; default: this machine's GPU.")
 ]
 StackOption = Annotated[
-    str | None, typer.Option("--stack", help="Versions that belong together; see `smwheel recipes`.")
+    str | None,
+    typer.Option(
+        "--stack",
+        help="Versions that belong together (see `smwheel recipes`), or from:ENV: those of a Python environment.",
+    ),
 ]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Which modules; see `smwheel recipes`.")]
 ModulesOption = Annotated[
