@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyproject_hooks import BuildBackendHookCaller
+
 from smwheel import recipe
-from smwheel.arch import Arch
+from smwheel.arch import Arch, known
+from smwheel.build import pep517
+from smwheel.governor.policy import LaunchPolicy
 from smwheel.pipeline import Options, Prepared, prepare
 from smwheel.plan import resolve
 from smwheel.progress import Reporter
@@ -37,6 +43,12 @@ class Standin:
     def git(self) -> str:
         """What the CMake project puts before its third parties' names."""
         return (self.root / "git").as_uri()
+
+    @classmethod
+    def at(cls, root: Path) -> Standin:
+        """Return what `make` has made below `root` before."""
+        commits = {name: _git(root / "git" / name, "rev-parse", "HEAD") for name in ("oldlib", "numalib", "upstream")}
+        return cls(root, commits, root / "numa")
 
     def recipe(self, name: str = "recipe", *, changes: dict[str, str] | None = None) -> recipe.Recipe:
         """Write the recipe, with some of its text changed, and read it."""
@@ -98,3 +110,49 @@ def _libnuma(prefix: Path) -> Path:
     subprocess.run(command, check=True)
     (prefix / "lib" / "libnuma.so").symlink_to("libnuma.so.1")
     return prefix
+
+
+EVERYTHING = LaunchPolicy("sm_120a", tuple(arch.sm for arch in known()))
+"""Leaves every architecture on nvcc's command lines: what upstream's build compiles."""
+
+
+def upstreams_way(prepared: Prepared, *, jobs: int) -> subprocess.CompletedProcess[str]:
+    """Build the wheel as upstream does: nothing between its build system and the compilers, 32 threads a compiler."""
+    site = prepared.site
+    log = site.work / "log" / "upstream.log"
+    variables = site.variables | {
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+        "CUDACXX": site.sandbox.inside(site.toolchain.nvcc),
+    }
+    source = pep517._private_copy(site.tree.path, site.work / "source")
+    hooks = BuildBackendHookCaller(
+        str(source),
+        "scikit_build_core.build",
+        runner=pep517._Runner(site, variables, log),
+        python_executable=site.sandbox.inside(site.environment.python),
+    )
+    settings = pep517._settings(site, "scikit_build_core.build") | {"cmake.define.STANDIN_COMPILE_THREADS": "32"}
+    settings.pop("build.targets", None)
+    code = 0
+    try:
+        with pep517._exchanging_in(site.work / "tmp"):
+            hooks.build_wheel(site.sandbox.inside(site.work), settings)
+    except subprocess.CalledProcessError as error:
+        code = error.returncode
+    return subprocess.CompletedProcess("upstream", code, log.read_text(errors="replace"), "")
+
+
+def main() -> None:
+    """Build below a directory that `make` has filled: `standin.py ROOT WORK upstream|ours`, for a limited process."""
+    root, work, way = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    prepared = Standin.at(root).prepare(recipe.load(f"{root}/recipe/"), "120", work)
+    if way == "upstream":
+        done = upstreams_way(prepared, jobs=8)
+        sys.stdout.write(done.stdout)
+        sys.exit(done.returncode)
+    built = pep517.compile_wheel(prepared, Reporter())
+    print(json.dumps(built.counts))
+
+
+if __name__ == "__main__":
+    main()

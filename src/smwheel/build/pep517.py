@@ -13,7 +13,8 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -131,7 +132,8 @@ def compile_wheel(prepared: Prepared, reporter: Reporter, *, policy: LaunchPolic
             python_executable=site.sandbox.inside(site.environment.python),
         )
         try:
-            name = hooks.build_wheel(site.sandbox.inside(site.work / "dist"), settings)
+            with _exchanging_in(site.work / "tmp"):
+                name = hooks.build_wheel(site.sandbox.inside(site.work / "dist"), settings)
         except subprocess.CalledProcessError as error:
             raise configuring.failure(log, error.returncode, third_party=site.third_party) from None
     assert governor.summary is not None  # noqa: S101 - set when the governor's block ends
@@ -167,6 +169,16 @@ def _is_trial(unit: str) -> bool:
     )
 
 
+@contextmanager
+def _exchanging_in(directory: Path) -> Iterator[None]:
+    """Have the files that a hook is asked and answers with in a directory that it may write to."""
+    before, tempfile.tempdir = tempfile.tempdir, str(directory)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
 class _Runner:
     """Runs a hook of the backend in the sandbox; everything printed goes to the log."""
 
@@ -177,7 +189,7 @@ class _Runner:
         self, cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
     ) -> None:
         site = self._site
-        wrapped = site.sandbox.wrap(list(cmd), cwd=Path(cwd or site.work))
+        wrapped = site.sandbox.wrap([site.sandbox.inside(word) for word in cmd], cwd=Path(cwd or site.work))
         with self._log.open("ab") as sink:
             done = subprocess.run(
                 wrapped,
@@ -242,6 +254,8 @@ def _settings(site: Site, backend: str) -> dict[str, Any]:
     defines = {
         "CMAKE_CUDA_ARCHITECTURES": site.resolution.arch.cmake,
         "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
+        # Without it CMake goes on as if nothing had been asked for, and the compiler finds that a header is missing.
+        "CMAKE_POLICY_DEFAULT_CMP0170": "NEW",
         **{f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": inside(path) for name, path in _third_party(site).items()},
         **site.filled(build.defines),
     }
@@ -276,8 +290,7 @@ def _private_copy(tree: Path, target: Path) -> Path:
 def _environment(site: Site, governor: Governor) -> dict[str, str]:
     """Return the variables of the backend: the site's own, with every compiler behind the launcher."""
     inside = site.sandbox.inside
-    governed = governor.environment(cuda_home=site.toolchain.home, seen_as=Path(inside(site.toolchain.home)))
-    governed = {name: ";".join(inside(word) for word in text.split(";")) for name, text in governed.items()}
+    governed = governor.environment(cuda_home=site.toolchain.home, seen=inside)
     path = f"{inside(governor.directory / 'cuda' / 'bin')}:{site.variables['PATH']}"
     return site.variables | governed | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 

@@ -125,33 +125,34 @@ class Governor:
         self,
         *,
         cuda_home: Path | None = None,
-        seen_as: Path | None = None,
+        seen: Callable[[Path | str], str] = str,
         cxx: Path | None = None,
         cc: Path | None = None,
     ) -> dict[str, str]:
         """Return the variables that bring the launcher into CMake, torch's BuildExtension and everything else.
 
         With a toolkit (`cuda_home`), CUDA_HOME becomes one of links with a wrapped nvcc; with host compilers,
-        CXX and CC become wrapped ones. A compiler that is wrapped twice is admitted once. `seen_as` is where
-        compilers see the toolkit, if that is another path.
+        CXX and CC become wrapped ones. A compiler that is wrapped twice is admitted once. `seen` says
+        where compilers see a path, if they see it elsewhere.
         """
         jobs = str(self.ninja_jobs)
+        launcher = [seen(word) for word in self.launcher_command()]
         variables = {
             MARK: self.build_id,
-            "SMWHEEL_GOVERNOR": str(self.directory),
+            "SMWHEEL_GOVERNOR": seen(self.directory),
             "MAX_JOBS": jobs,
             "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
         }
         for language in ("C", "CXX", "CUDA"):
-            variables[f"CMAKE_{language}_COMPILER_LAUNCHER"] = ";".join(self.launcher_command())
+            variables[f"CMAKE_{language}_COMPILER_LAUNCHER"] = ";".join(launcher)
         if cuda_home is not None:
-            shim = shim_toolkit(cuda_home, self.directory / "cuda", self.launcher_command(), seen_as=seen_as)
-            nvcc = str(shim / "bin" / "nvcc")
-            variables |= {"CUDA_HOME": str(shim), "CUDA_PATH": str(shim), "CUDACXX": nvcc, "PYTORCH_NVCC": nvcc}
+            shim = shim_toolkit(cuda_home, self.directory / "cuda", launcher, seen_as=Path(seen(cuda_home)))
+            nvcc = seen(shim / "bin" / "nvcc")
+            variables |= {"CUDA_HOME": seen(shim), "CUDA_PATH": seen(shim), "CUDACXX": nvcc, "PYTORCH_NVCC": nvcc}
         for name, compiler in (("CXX", cxx), ("CC", cc)):
             if compiler is not None:
-                shim = shim_compiler(compiler, self.directory / "bin" / compiler.name, self.launcher_command())
-                variables[name] = str(shim)
+                shim = shim_compiler(compiler, self.directory / "bin" / compiler.name, launcher)
+                variables[name] = seen(shim)
         return variables
 
     @property
