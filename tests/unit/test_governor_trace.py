@@ -41,9 +41,9 @@ def started(time: float, ticket: int, reserved: int = 2 * GIB) -> dict[str, Any]
     )  # fmt: skip
 
 
-def ended(kind: str, time: float, ticket: int, peak: int = GIB, cpu: float = 10) -> dict[str, Any]:
+def ended(kind: str, time: float, ticket: int, peak: int = GIB, cpu: float = 10, code: int = 0) -> dict[str, Any]:
     return event(
-        kind, time, ticket=ticket, unit=f"u{ticket}", peak=peak, cpu=cpu, reserved=2 * GIB, source="same unit",
+        kind, time, code=code, ticket=ticket, unit=f"u{ticket}", peak=peak, cpu=cpu, reserved=2 * GIB, source="same unit",
         reserved_total=0,
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ EVENTS = [
     started(100.0, 1),
     started(100.5, 2),
     event("memory", 101.0, used=3 * GIB, left=GIB, reserved=4 * GIB),
-    ended("killed", 105.0, 2, peak=3 * GIB),
+    ended("killed", 105.0, 2, peak=3 * GIB, code=137),
     ended("finished", 110.0, 1),
     started(110.0, 2),
     ended("finished", 130.0, 2, peak=2 * GIB, cpu=20),
@@ -72,6 +72,14 @@ def test_the_summary_counts_what_happened() -> None:
     assert summary.prediction_error == 1.0
     assert summary.as_json()["bound_by"] == "longest"
     assert "2 units in 30 s, 1.50 times the bound of 20 s (longest); 1 killed" in str(summary)
+
+
+def test_units_that_failed_are_counted_apart() -> None:
+    failed = [ended("finished", 140.0, 3, peak=1, cpu=500, code=1), event("failed", 150.0, unit="u4", ticket=4)]
+    summary = summarize([*EVENTS, *failed], budget=4 * GIB, cores=2)
+    assert (summary.units, summary.failed) == (2, 2)
+    assert summary.bound.seconds == 20
+    assert summary.prediction_error == 1.0
 
 
 def test_the_trace_has_a_row_for_each_unit_that_runs_at_once(tmp_path: Path) -> None:

@@ -82,20 +82,22 @@ def read_events(path: Path) -> list[Event]:
 def summarize(events: Iterable[Event], *, budget: int, cores: int) -> Summary:
     """Return the summary of a build's events, for the budget and the number of units at once it had."""
     events = list(events)
-    finished = [event for event in events if event["event"] == "finished"]
+    ended_well = [event for event in events if event["event"] == "finished" and event["code"] == 0]
     begun = [event["time"] for event in events if event["event"] == "waiting"]
     ended = [event["time"] for event in events if event["event"] in ("finished", "killed")]
     errors = sorted(
-        abs(event["reserved"] / event["peak"] - 1) for event in finished if event["peak"] and event["source"] != "prior"
+        abs(event["reserved"] / event["peak"] - 1)
+        for event in ended_well
+        if event["peak"] and event["source"] != "prior"
     )
     return Summary(
-        units=len(finished),
+        units=len(ended_well),
         makespan=max(ended) - min(begun) if begun and ended else 0.0,
-        bound=lower_bound([(e["peak"], e["cpu"]) for e in finished], budget=budget, cores=cores),
+        bound=lower_bound([(e["peak"], e["cpu"]) for e in ended_well], budget=budget, cores=cores),
         kills=sum(event["event"] == "killed" for event in events),
-        failed=sum(event["event"] == "failed" for event in events),
-        cpu=sum(event["cpu"] for event in finished),
-        largest_peak=max((event["peak"] for event in finished), default=0),
+        failed=sum(e["event"] == "failed" or (e["event"] == "finished" and e["code"] != 0) for e in events),
+        cpu=sum(event["cpu"] for event in ended_well),
+        largest_peak=max((event["peak"] for event in ended_well), default=0),
         most_used=max((event["used"] for event in events if event["event"] == "memory"), default=0),
         cgroup_peak=max((event["cgroup_peak"] for event in events if event["event"] == "closed"), default=0),
         prediction_error=round(errors[len(errors) // 2], 3) if errors else None,
