@@ -26,6 +26,10 @@ FIXED_ROOT = Path("/srv/smwheel")
 BUILD_ID = "SMWHEEL_BUILD"
 """Environment variable that every process of a build carries, so that survivors of a killed one are found."""
 
+# The build's directories are bound first. Then /dev holds nothing but what programs expect (no disks) and /run nothing
+# (a service's socket would be a way out), and every other mount becomes read-only; it keeps its other options, as the
+# kernel demands of those who did not make it. A mount that refuses is left as writable as it is to who runs smwheel.
+# Without capabilities nothing of this can be undone.
 _MOUNT_SCRIPT = """
 set -e
 mount -t tmpfs -o mode=755 smwheel /srv
@@ -36,9 +40,24 @@ while [ "$1" != -- ]; do
   shift 3
 done
 shift
+mkdir -p /srv/dev/shm
+for device in null zero full random urandom; do
+  : >"/srv/dev/$device"
+  mount --bind "/dev/$device" "/srv/dev/$device"
+done
+for link in fd fd/0:stdin fd/1:stdout fd/2:stderr; do ln -s "/proc/self/${link%:*}" "/srv/dev/${link#*:}"; done
+mount --rbind /srv/dev /dev
+mount -t tmpfs smwheel /run
+for path in /proc/sys /proc/sysrq-trigger; do mount --bind "$path" "$path" 2>/dev/null || :; done
+while read -r _ _ _ _ point options _; do
+  case $point in
+    /proc|/dev|/dev/*|/srv/*) ;;
+    *) mount -o "remount,bind,ro,${options#r?}" "$(printf %b "$point")" 2>/dev/null || : ;;
+  esac
+done </proc/self/mountinfo
 cd "$1"
 shift
-exec "$@"
+exec setpriv --bounding-set=-all --inh-caps=-all "$@"
 """
 
 _PR_SET_PDEATHSIG = 1
@@ -141,7 +160,8 @@ def namespaces_unusable(*, network: bool = False) -> str:
     """Return why namespaces cannot be used here, as a sentence; empty if they can. Tried once a process."""
     if shutil.which("unshare") is None:
         return "the command unshare (util-linux) is not there"
-    probe = [*_unshare(network=network), "sh", "-c", "mount -t tmpfs smwheel /srv && mkdir /srv/smwheel"]
+    probe = [*_unshare(network=network), "sh", "-c", _MOUNT_SCRIPT, "smwheel", "probe", "/usr/bin", "ro", "--",
+             f"{FIXED_ROOT}/probe", "true"]  # fmt: skip
     try:
         done = subprocess.run(probe, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
