@@ -43,8 +43,8 @@ def started(time: float, ticket: int, reserved: int = 2 * GIB) -> dict[str, Any]
 
 def ended(kind: str, time: float, ticket: int, peak: int = GIB, cpu: float = 10, code: int = 0) -> dict[str, Any]:
     return event(
-        kind, time, code=code, ticket=ticket, unit=f"u{ticket}", peak=peak, cpu=cpu, reserved=2 * GIB, source="same unit",
-        reserved_total=0,
+        kind, time, code=code, ticket=ticket, unit=f"u{ticket}", peak=peak, cpu=cpu, reserved=2 * GIB,
+        source="same unit", reserved_total=0,
     )  # fmt: skip
 
 
