@@ -34,8 +34,7 @@ class LaunchPolicy:
     def for_arch(cls, arch: Arch, *, ptx: bool = False, add: tuple[Addition, ...] = ()) -> LaunchPolicy:
         """Allow the machine code that loads on every GPU that `arch` is for, and with `ptx` what its driver compiles.
 
-        A family (`120f`) is for later GPUs too, so code for one GPU alone (`120a`) is not dropped from it but is
-        kept only where it loads on the first of the family: an f build of a unit that exists for `a` alone.
+        For a family (`120f`) that is what loads on its first GPU, so a unit that exists for `120a` alone stays.
         """
         codes = [one.sm for one in known() if one.loads_on(arch)]
         if ptx:
