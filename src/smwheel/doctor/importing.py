@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,14 +22,58 @@ TITLE = "The import was tried, and fails (only with --import)."
 TIMEOUT = 300
 """Seconds that an import may take: torch alone needs up to a minute on a cold disk."""
 
-# What an innermost error is about: pattern → the findings that explain it, if they were made.
-_ABOUT = (
-    (re.compile(r"libcuda\.so|libnvidia-ml"), ("D102", "D403")),
-    (re.compile(r"lib(cudart|cublas\w*|nvrtc|nvJitLink)\.so"), ("D401", "D403", "D202")),
-    (re.compile(r"undefined symbol.*(2at|3c10|5torch|6caffe2)"), ("D501", "D502")),
-    (re.compile(r"lib(c10|torch)\w*\.so"), ("D201", "D202", "D503")),
-    (re.compile(r"cannot open shared object file"), ("D403",)),
-    (re.compile(r"AttributeError"), ("D601",)),
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an innermost error is about: the findings that explain it, and what it means where none was made."""
+
+    pattern: re.Pattern[str]
+    codes: tuple[str, ...]
+    why: str
+    cure: str
+
+
+MEANINGS = (
+    Meaning(
+        re.compile(r"libcuda\.so|libnvidia-ml"),
+        ("D102", "D403"),
+        "The NVIDIA driver brings that library, and there is none here: on a machine without it the import always "
+        "fails.",
+        "run it on the machine with the GPU (in a container: with --gpus all)",
+    ),
+    Meaning(
+        re.compile(r"lib(cudart|cublas\w*|nvrtc|nvJitLink)\.so"),
+        ("D401", "D403", "D202"),
+        "A library of CUDA is missing.",
+        "smwheel inspect on the package says which CUDA it needs; install the build for torch's CUDA",
+    ),
+    Meaning(
+        re.compile(r"undefined symbol.*(2at|3c10|5torch|6caffe2)"),
+        ("D501", "D502"),
+        "That is a C++ name of torch: the package was built for another torch. No architecture is missing.",
+        "install the build of the package for this torch",
+    ),
+    Meaning(
+        re.compile(r"lib(c10|torch)\w*\.so"),
+        ("D201", "D202", "D503"),
+        "That is a library of torch, which was not loaded before.",
+        "import torch first",
+    ),
+    Meaning(
+        re.compile(r"cannot open shared object file"),
+        ("D403",),
+        "A library is missing that neither the package nor torch brings.",
+        "install the package of your system that holds it",
+    ),
+    Meaning(
+        re.compile(r"No module named '\w+'"),
+        ("D203",),
+        "A Python package is not installed.",
+        "install what the package requires: pip check lists it",
+    ),
+)
+_UNKNOWN = Meaning(
+    re.compile(""), ("D601",), "No other finding explains it.", "search for this error, not for the last one"
 )
 
 
@@ -36,6 +81,8 @@ def try_imports(case: Case, findings: list[Finding]) -> tuple[list[Finding], lis
     """Import each installed package of kernels; return findings, what could not be tried, and what worked."""
     python = case.environment.python
     modules = [(one.title, one.known.module) for one in case.installed if one.known and one.known.module]
+    torch = case.environment.torch
+    modules = [*([(f"torch {torch.version}", "torch")] if torch else []), *modules]
     modules += [
         (case.environment.distributions[name].title, known.module)
         for known in case.knowledge.packages
@@ -80,15 +127,14 @@ def _import(python: Path, module: str) -> list[str]:
 
 def _explained(title: str, module: str, errors: list[str], findings: list[Finding]) -> Finding:
     inner = errors[-1]
-    explained = next((codes for pattern, codes in _ABOUT if pattern.search(inner)), ())
-    cause = next((one for code in explained for one in findings if one.code == code), None)
+    meaning = next((one for one in MEANINGS if one.pattern.search(inner)), _UNKNOWN)
+    cause = next((one for code in meaning.codes for one in findings if one.code == code), None)
     shown = f" Python shows it as '{errors[0]}'." if len(errors) > 1 else ""
     return Finding(
         CODE,
         Level.FAULT,
         f"`import {module}` fails ({title}); the innermost error is: {inner}.",
-        (f"That is what {cause.code} says: {cause.sentence}" if cause else "No other finding here explains it.")
-        + shown,
-        cause.cure if cause else f"search for the innermost error, not for the last one; it comes from {module}",
+        (f"That is what {cause.code} says: {cause.sentence}" if cause else meaning.why) + shown,
+        cause.cure if cause else meaning.cure,
         title.partition(" ")[0],
     )

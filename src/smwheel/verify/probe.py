@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,25 @@ def _pretend(capability: str) -> None:
     cuda.get_device_name = lambda *_, **__: "stand-in"
 
 
+# What the dynamic loader says. Packages that try several files put it into the text of an error of their own.
+_LOADER_ERROR = re.compile(
+    r"(?:\w+: )?\S+: (?:cannot open shared object file|undefined symbol|version \S+ not found|file too short"
+    r"|invalid ELF header).*"
+)
+
+
 def _causes(error: BaseException) -> list[str]:
     """Return the error and what lies under it, innermost last."""
     found: list[str] = []
+    quoted: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(found) < 10:
         lines = str(seen).strip().splitlines() or [""]
         found.append(f"{type(seen).__name__}: {lines[0]}")
+        quoted += [match[0] for line in lines[1:] if (match := _LOADER_ERROR.search(line))]
         seen = seen.__cause__ or seen.__context__
-    return found
+    # The first file that was tried is the one that should have been loaded.
+    return found if not quoted or _LOADER_ERROR.search(found[-1]) else [*found, quoted[0]]
 
 
 def _opened(site: str) -> list[str]:
