@@ -152,7 +152,7 @@ class Job:
         if self.options.offline:
             command.append("--offline")
         ended = self._run(command, mounts, variables | proxies, network="host", user=_caller(), limit=False)
-        found = self._result(ended, mounts)["fetched"][self.resolution.recipe.name]
+        (found,) = self._result(ended, mounts)["fetched"].values()
         return Fetched.of(found["binds"], mounts)
 
     def build(self, fetched: Fetched) -> list[Entry]:
