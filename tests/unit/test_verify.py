@@ -276,6 +276,17 @@ def test_two_files_that_fit_the_loaders_pattern(tmp_path: Path) -> None:
     assert "which it opens is chance" in problems(path, "W205")[0].message
 
 
+def test_the_gpus_of_this_machine(tmp_path: Path) -> None:
+    path = wheel(tmp_path, [(OPS, ops(tmp_path / "so"))])
+    assert not [one for one in verify_wheel(path, GOOD).results if one.code == "W206"]  # only when asked for
+    assert problems(path, "W206", replace(GOOD, live=(Arch.parse("120"),))) == []
+    found = problems(path, "W206", replace(GOOD, live=(Arch.parse("120"), Arch.parse("90"))))
+    assert [one.message for one in found] == ["made for 12.0, this GPU is 9.0"]
+    nothing = next(one for one in verify_wheel(path, replace(GOOD, live=())).results if one.code == "W206")
+    assert nothing.status is Status.NOT_MADE
+    assert "no GPU is visible here" in nothing.reason
+
+
 # W3
 
 

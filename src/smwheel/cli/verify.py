@@ -34,6 +34,7 @@ def verify(
     python: Annotated[
         Path | None, typer.Option("--python", help="With --import: an interpreter that has torch, instead.")
     ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Judge by this machine's GPUs too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Judge finished wheels: exit 0 only if every check was made and passed."""
@@ -50,6 +51,7 @@ def verify(
             stack_name=stack,
             against=against,
             imports=Imports(python, stderr.print) if imports else None,
+            live=live,
         )
         verdicts.append(verdict)
         if not as_json:

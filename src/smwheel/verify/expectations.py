@@ -54,6 +54,8 @@ class Expectations:
     max_installed: int | None = None
     original: str = ""
     against: Path | None = None
+    live: tuple[Arch, ...] | None = None
+    """The GPUs of this machine, if the wheel is to be judged by them too."""
 
     @property
     def cuda_major(self) -> str:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from smwheel.arch import Arch
-from smwheel.verify.registry import check
+from smwheel.verify.registry import NotMade, check
 from smwheel.verify.verdict import Problem
 from smwheel.wheels.fatbin import Kind
 
@@ -140,6 +140,23 @@ def ptx_policy(subject: Subject, expect: Expectations) -> Iterable[Problem | str
         if kinds[Kind.PTX] and not expect.ptx:
             archs = _listed(entry.arch for entry in library.entries if entry.kind is Kind.PTX)
             yield Problem(f"holds {kinds[Kind.PTX]} × PTX ({archs}), which this recipe does not allow", library.name)
+
+
+@check(
+    "W206",
+    "There is code that loads on every GPU of this machine.",
+    cure="build it for this GPU: smwheel build RECIPE --arch …; or install it on a machine with the GPU it is made for",
+)
+def loads_here(subject: Subject, expect: Expectations) -> Iterable[Problem | str]:
+    """Compare each library's cubins with the GPUs that the driver names."""
+    if not expect.live:
+        raise NotMade("no GPU is visible here", cure="run it on a machine with a GPU, or leave --live away")
+    for gpu in sorted(set(expect.live)):
+        for library in _with_code(subject, expect):
+            found = _cubins(library)
+            if not any(arch.loads_on(gpu) for arch in found):
+                made_for = ", ".join(sorted({arch.capability for arch in found})) or "no GPU"
+                yield Problem(f"made for {made_for}, this GPU is {gpu.capability}", library.name)
 
 
 @check(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from smwheel.gpu import architectures
 from smwheel.verify import abi, against, contents, gpucode, importing, libraries, limits, tags
 from smwheel.verify.expectations import gather
 from smwheel.verify.registry import Check, registered
@@ -56,8 +57,9 @@ def judge(
     stack_name: str = "",
     against: Path | None = None,
     imports: Imports | None = None,
+    live: bool = False,
 ) -> Verdict:
-    """Judge a wheel by what is given, and by the plan inside it where nothing is.
+    """Judge a wheel by what is given, and by the plan inside it where nothing is; `live`: by this machine's GPUs too.
 
     Raises:
         UsageError, RecipeError, ArchError: what is given does not exist or go together.
@@ -66,11 +68,14 @@ def judge(
     """
     with Wheel(path) as wheel:
         expect = gather(wheel, recipe_name=recipe_name, arch=arch, stack_name=stack_name, against=against)
+    if live:
+        expect = replace(expect, live=tuple(architectures()))
     return verify_wheel(path, expect, imports=imports)
 
 
 def chosen(expect: Expectations, *, imports: bool) -> list[Check]:
-    """Return the checks to make: W6 only with imports, W8 only for a wheel that was cut from another."""
+    """Return the checks to make: W206, W6 and W8 only for live GPUs, with imports, and for a wheel that was cut."""
     cut = bool(expect.against or expect.original)
-    left_out = tuple(group for group, wanted in (("W6", imports), ("W8", cut)) if not wanted)
+    asked = (("W206", expect.live is not None), ("W6", imports), ("W8", cut))
+    left_out = tuple(group for group, wanted in asked if not wanted)
     return [one for one in registered() if not one.code.startswith(left_out)]
