@@ -186,7 +186,7 @@ def _resolved_text(resolution: Resolution) -> list[str]:
 def _source_text(source: Source) -> str:
     if isinstance(source, GitSource):
         return source.title
-    return f"{source.file}  {size(source.size)}  sha256 {source.sha256}"
+    return f"{source.file}  {size(source.size) if source.size else 'size not known'}  sha256 {source.sha256}"
 
 
 def _planned_text(plan: Plan, site: Site | None) -> list[str]:

@@ -115,6 +115,7 @@ class Site:
         values = {
             "arch": arch.code,
             "dotted": arch.dotted,
+            "cuda": self.resolution.stack.cuda,
             "cuda_home": inside(self.toolchain.home),
             "work": inside(self.work),
         }
@@ -193,7 +194,7 @@ def fetch_sources(resolution: Resolution, store: Store, options: Options, report
     """
     files = {}
     for source in sources_of(resolution):
-        about = [] if isinstance(source, GitSource) else [size(source.size)]
+        about = [size(source.size)] if not isinstance(source, GitSource) and source.size else []
         about += ["in the store"] if stored(source, store) else []
         reporter.stage("source", source.title + (f" ({', '.join(about)})" if about else ""))
         files[source.id] = bring(
@@ -275,9 +276,9 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
     cache = cache_dir()
     store = Store(cache / "store")
     announce(resolution, options, reporter)
-    tools = _toolchain(resolution, options, reporter)
     files = fetch_sources(resolution, store, options, reporter)
     resolution = pinned(resolution, store)
+    tools = _toolchain(resolution, options, reporter)
     recipe_dir = resolution.recipe.directory
     requirements = recipe_dir / build.requirements.format(torch=resolution.stack.torch)
     env = environment.make(requirements_file=requirements, cache_root=cache, offline=options.offline)

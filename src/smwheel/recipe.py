@@ -81,18 +81,18 @@ class FileSource(PinnedFile):
 
 
 class ArchiveSource(PinnedFile):
-    """An archive (`.tar.gz`, `.zip`) at a URL, pinned by size and sha256.
+    """An archive (`.tar.gz`, `.zip`) at a URL, pinned by sha256.
 
     [[versions."0.4.10".third_party]]
     id = "repo-fmt"
     kind = "archive"
     url = "https://example.org/fmt/archive/553ec11e.tar.gz"
     file = "fmt-553ec11e.tar.gz"
-    size = 1234567
     sha256 = "3164…"
     """
 
     kind: Literal["archive"]
+    size: int = Field(default=0, ge=0, description="bytes; 0: nobody has said them")
     url: str
     mirrors: list[str] = Field(default=[], description="other URLs of the same file, asked in this order")
     writable: bool = Field(default=False, description="a third party that the package's build writes into")
@@ -230,6 +230,7 @@ class Build(Strict):
     generator: str = Field(
         default="", description="script beside the recipe that speaks the generator protocol; empty: a PEP 517 build"
     )
+    directory: str = Field(default="", description="where in the tree a PEP 517 build has its pyproject.toml")
     requirements: str = Field(
         description="hash-locked requirements of the build environment, beside the recipe; {torch} is the stack's"
     )
@@ -243,6 +244,9 @@ class Build(Strict):
     links: list[Link] = []
     patches: list[str] = Field(default=[], description="unified diffs under patches/<package>/")
     python_path: list[str] = Field(default=[], description="directories beside the recipe put on PYTHONPATH")
+    check_here: list[str] = Field(
+        default=[], description="directories beside the recipe with which its check runs in the build environment too"
+    )
 
 
 class Profile(Strict):

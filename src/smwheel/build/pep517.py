@@ -29,7 +29,7 @@ from smwheel.build import configuring
 from smwheel.build.gate import admit
 from smwheel.build.sandbox import BUILD_ID, die_with_parent, kill_survivors
 from smwheel.environment import read_locked
-from smwheel.errors import BuildEnvironmentError, RecipeError, SourceError
+from smwheel.errors import ArchError, BuildEnvironmentError, RecipeError, SourceError, VerifyError
 from smwheel.estimate import ledger, ledger_key
 from smwheel.governor.limits import measure
 from smwheel.governor.policy import LaunchPolicy
@@ -105,7 +105,7 @@ def compile_wheel(prepared: Prepared, reporter: Reporter, *, policy: LaunchPolic
     """
     begun = time.monotonic()
     site = prepared.site
-    source = _private_copy(site.tree.path, site.work / "source")
+    source = _private_copy(site.tree.path, site.work / "source") / site.build.directory
     backend = _backend(source, site)
     settings = _settings(site, backend["build-backend"])
     governor = Governor(
@@ -241,7 +241,7 @@ def _settings(site: Site, backend: str) -> dict[str, Any]:
         RecipeError: the recipe has CMake's variables or targets for a backend that does not take them.
     """
     build = site.build
-    targets = build.targets.get(str(site.resolution.arch.number), build.targets.get("*", []))
+    targets = _targets(site)
     if backend != CMAKE_BACKEND:
         if build.defines or build.targets or site.third_party:
             raise RecipeError(
@@ -265,6 +265,22 @@ def _settings(site: Site, backend: str) -> dict[str, Any]:
         **({"build.targets": ";".join(targets)} if targets else {}),
         **{f"cmake.define.{name}": value for name, value in defines.items()},
     }
+
+
+def _targets(site: Site) -> list[str]:
+    """Return the CMake targets to build; none means all.
+
+    Raises:
+        ArchError: the recipe says for other architectures which targets they can use.
+    """
+    targets, number = site.build.targets, str(site.resolution.arch.number)
+    if targets and number not in targets and "*" not in targets:
+        raise ArchError(
+            f"{site.resolution.name} is not compiled for {site.resolution.arch.sm}",
+            where="--arch",
+            cure=f"it is compiled for {', '.join(targets)}; --strategy thin cuts down the published wheel",
+        )
+    return targets.get(number, targets.get("*", []))
 
 
 def _third_party(site: Site) -> dict[str, Path]:
@@ -302,10 +318,22 @@ def _say(event: Mapping[str, Any], reporter: Reporter) -> None:
 
 
 def _finish(prepared: Prepared, wheel: Path, scratch: Path, reporter: Reporter) -> Path:
-    """Add the stubs, graft what nobody else brings, and write version, tags and plan."""
+    """Add the stubs, leave out what thinning does, graft what nobody else brings, write version, tags and plan.
+
+    Raises:
+        VerifyError: it is a wheel of another version than the recipe says.
+    """
     plan, resolution = prepared.plan, prepared.plan.resolution
     with Wheel(wheel) as opened:
-        members = list(opened.members)
+        members, version = list(opened.members), opened.name.version
+    if version.public != Version(resolution.version).public:
+        raise VerifyError(
+            f"the source builds version {version}, and the recipe says {resolution.version}",
+            where=wheel.name,
+            cure="correct the commit or tag of the recipe's source",
+        )
+    drop = resolution.data.thin.drop if resolution.data.thin else {}
+    left_out = [name for name in members if any(fnmatchcase(name, pattern) for pattern in drop)]
     stubs: dict[str, bytes | Path] = {}
     for stub in stubs_of(resolution.data):
         if not any(fnmatchcase(name, stub.replaces) for name in members):
@@ -317,6 +345,7 @@ def _finish(prepared: Prepared, wheel: Path, scratch: Path, reporter: Reporter) 
         repaired,
         scratch,
         version=plan.label,
+        remove=left_out,
         replace=stubs | _torch_required(repaired, resolution.stack.torch, scratch),
         extra_dist_info={"plan.json": plan_json(plan).encode()},
     )

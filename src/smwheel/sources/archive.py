@@ -47,7 +47,7 @@ def fetch_archive(
                 _bring(url, part, source, client, progress)
 
             try:
-                return store.obtain(source.sha256, source.file, source.size, fill)
+                return store.obtain(source.sha256, source.file, source.size or None, fill)
             except (NetworkError, SourceError) as error:
                 failures.append(error)
     raise next((one for one in failures if isinstance(one, HashMismatchError)), failures[0])
@@ -55,8 +55,13 @@ def fetch_archive(
 
 def _bring(url: str, part: Path, source: ArchiveSource, client: Client, progress: Progress | None) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress(source.file, done, total)
+
     if not url.startswith("file:"):
-        client.download(url, part, source.size, lambda done, total: progress and progress(source.file, done, total))
+        client.download(url, part, source.size or None, report)
         return
     try:
         shutil.copyfile(url2pathname(urlsplit(url).path), part)
