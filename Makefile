@@ -33,6 +33,12 @@ wheels: $(VENV)/.ready
 plan: $(VENV)/.ready
 	@$(SMWHEEL) plan $(RECIPES) $(OPTIONS)
 
+# For machines that reach upstream's repository: docs/field-report.md.
+.PHONY: field-report
+field-report: $(VENV)/.ready
+	$(VENV)/bin/python ci/field-report $(if $(ARCH),--arch $(ARCH)) $(if $(STACK),--stack $(STACK)) \
+	  $(if $(CUDA),--cuda-home $(CUDA))
+
 test: lint types
 	$(VENV)/bin/pytest
 
