@@ -112,7 +112,7 @@ def _libnuma(prefix: Path) -> Path:
     return prefix
 
 
-EVERYTHING = LaunchPolicy("sm_120a", tuple(arch.sm for arch in known()))
+EVERYTHING = LaunchPolicy("every GPU", tuple(arch.sm for arch in known()))
 """Leaves every architecture on nvcc's command lines: what upstream's build compiles."""
 
 

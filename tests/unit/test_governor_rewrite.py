@@ -49,6 +49,16 @@ def test_what_the_target_cannot_load_is_dropped_never_converted(foreign: list[st
     assert "To do:" in str(caught.value)
 
 
+def test_beside_the_targets_own_code_no_other_is_kept() -> None:
+    policy = LaunchPolicy.for_arch(Arch.parse("90a"), ptx=True).as_json()
+    own, plain = "-gencode=arch=compute_90a,code=[sm_90a,compute_90a]", "-gencode=arch=compute_90,code=sm_90"
+    done, changes = rewrite(["nvcc", plain, own, "-c", "u.cu"], policy, "u")
+    assert done == ["nvcc", own, "-c", "u.cu", "-objtemp"]
+    assert changes[0]["drop"] == plain
+    alone, _ = rewrite(["nvcc", plain, "-c", "u.cu"], policy, "u")
+    assert plain in alone
+
+
 def test_part_of_a_list_of_codes_is_kept() -> None:
     changed, changes = rewrite(
         ["nvcc", "--generate-code=arch=compute_120a,code=[compute_120a,sm_120a]", "-c", "u.cu"], POLICY, "u"

@@ -1,6 +1,7 @@
 """What the plan says of an nvcc command line, enforced; pure functions, the standard library only.
 
-- Code for architectures that the target cannot load is dropped; none is ever converted into another.
+- Code for architectures that the target cannot load is dropped; none is ever converted into another. Where a command
+  asks for the target's very own code, other machine code that loads there too is dropped: no GPU would take it.
 - Code is added only where the recipe says so: some links name no architecture, and nvcc then takes its oldest.
 - One thread a unit, temporary files named after the object (`-objtemp`) and no split compilation: otherwise the
   unit takes more memory than the governor knows, or two runs differ.
@@ -58,6 +59,7 @@ def rewrite(
     kept: list[str] = []
     found: list[str] = []
     options = list(_options(_whole(command, changes)))
+    policy = {**policy, "codes": _wanted(options, policy)}
     for name, value, words in options:
         if name in GENCODE:
             found.append(value)
@@ -158,6 +160,14 @@ def _options(arguments: list[str]) -> Iterator[Option]:
             yield (word, following, [word, following]) if following is not None else (word, "", [word])
         else:
             yield word, "", [word]
+
+
+def _wanted(options: list[Option], policy: dict[str, Any]) -> list[str]:
+    """Return the codes that may stay on this command line."""
+    named = [code for name, value, _ in options if name in GENCODE for code in _gencode(value)[1]]
+    if policy["target"] not in named:
+        return list(policy["codes"])
+    return [code for code in policy["codes"] if code == policy["target"] or code.startswith("compute_")]
 
 
 def _loadable_gencode(value: str, words: list[str], policy: dict[str, Any], changes: list[dict[str, str]]) -> list[str]:
