@@ -114,3 +114,40 @@ def test_a_package_with_variants_for_several_cudas(place: Place) -> None:
     }
     place.torch().install("anybytes", "1.0", variants, requires=["torch>=2"])
     assert codes(place.examine()) == []
+
+
+def test_what_other_packages_hold_for_other_gpus_is_no_fault(place: Place) -> None:
+    """Servers bring packages for other GPUs along (FlashMLA, DeepEP), and never load them on this one."""
+    library = shared("", needed=("libcudart.so.13",), fatbin=region_for("90a", "100a"))
+    place.torch().install("flash-other", "1.0", {"flash_other/k.so": library}, requires=["torch"])
+    report = place.examine()
+    assert codes(report) == []
+    assert len(report.unseen) == 1
+    assert report.unseen[0].startswith(
+        "whether anything uses flash-other 1.0 here: it holds code for sm_90a and sm_100a, and none for your NVIDIA RTX"
+    )
+    assert codes(place.examine(machine(gpu("120", 0), gpu("90", 1)))) == []
+
+
+def test_what_other_packages_find_by_themselves_is_no_fault(place: Place) -> None:
+    """Libraries in the environment that a package loads by paths of its own, and files taken out of it."""
+    library = shared("", needed=("libnvJitLink.so.13", "libavutil.so.58"), fatbin=region_for("120"))
+    place.torch().install("anyarrays", "1.0", {"anyarrays/k.so": library, "anyarrays/tests/t.py": b""})
+    place.install("nvidia-nvjitlink", "13.0", {"nvidia/cu13/lib/libnvJitLink.so.13": shared("libnvJitLink.so.13")})
+    place.remove("anyarrays/tests/t.py")
+    assert codes(place.examine()) == []
+
+
+def test_an_import_of_a_library_that_may_fail_is_no_fault(place: Place) -> None:
+    library = shared("", asks=["_ZNK3c105Error4whatEv"], needed=["libc10.so"], fatbin=region_for("120"))
+    init = b"try:\n    from . import _C\nexcept ImportError:\n    pass\nif TYPE_CHECKING:\n    from . import _C\n"
+    files = {"anyops/__init__.py": init, "anyops/_C.abi3.so": library}
+    place.torch().install("anyops", "1.0", files, requires=["torch"])
+    assert codes(place.examine()) == []
+
+
+def test_one_module_built_for_several_pythons_is_no_fault(place: Place) -> None:
+    made = shared("", fatbin=region_for("120"))
+    files = {f"anyops/_C.cpython-3{minor}-x86_64-linux-gnu.so": made for minor in (10, 11, 12)}
+    place.torch().install("anyops", "1.0", files | {"anyops/_D.abi3.so": made}, requires=["torch"])
+    assert codes(place.examine()) == []

@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from smwheel.doctor.case import joined, listed
-from smwheel.doctor.finding import Found, look_for
+from smwheel.doctor.finding import Found, NotSeen, look_for
 from smwheel.doctor.packages import cubins
 from smwheel.wheels import fatbin
 from smwheel.wheels.fatbin import Kind
@@ -70,22 +70,26 @@ def _chosen_by_gpu(case: Case, package: Package) -> bool:
 
 
 @look_for("D301", "The package holds code for other GPUs only.")
-def code_for_another_gpu(case: Case) -> Iterable[Found]:
-    """Look for packages without any code for any GPU here."""
+def code_for_another_gpu(case: Case) -> Iterable[Found | NotSeen]:
+    """Look for packages without any code for any GPU here; of unknown ones nobody can say whether they are used."""
     for package in case.packages:
         lacking = _lacking(case, package)
         if not case.gpus or len(lacking) < len(case.gpus) or not any(one.code for one in package.libraries):
             continue
         if _chosen_by_gpu(case, package):
             continue  # its modules are passed over, and D602 says so
-        recipe = package.known.recipe if package.known else ""
+        if package.known is None:
+            yield NotSeen(
+                f"whether anything uses {package.title} here: it holds code for {listed(package.cubins())}, and none "
+                f"for "
+                f"{joined([case.gpu_name(gpu) for gpu in lacking])}"
+            )
+            continue
         yield Found(
             f"{package.title} is made for other GPUs: it holds code for {listed(package.cubins()) or 'none'}, and "
             f"{joined([case.gpu_name(gpu) for gpu in lacking])} cannot run that.",
             "The first kernel would end with 'no kernel image is available for execution on the device'.",
-            f"{case.build(recipe)}, then install what it makes"
-            if recipe
-            else f"install a build of {package.name} that holds sm_{case.arch_option}",
+            f"{case.build(package.known.recipe)}, then install what it makes",
             package.name,
         )
 
@@ -116,6 +120,8 @@ def not_for_all_gpus(case: Case) -> Iterable[Found]:
         lacking = _lacking(case, package)
         if not lacking or len(lacking) == len(case.gpus) or not any(one.code for one in package.libraries):
             continue
+        if package.known is None:
+            continue  # whether it is used on both, nobody can say
         fitting = [gpu for gpu in case.gpus if gpu not in lacking]
         indices = [str(one.index) for one in case.machine.driver.gpus if one.arch in fitting]
         yield Found(

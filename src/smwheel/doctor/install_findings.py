@@ -132,7 +132,7 @@ def files_changed(case: Case) -> Iterable[Found | NotSeen]:
     """Compare sizes of all recorded files, and hashes of small files, ours, and those changed after RECORD."""
     for package in case.installed:
         distribution = package.distribution
-        if distribution is None or distribution.editable:
+        if distribution is None or distribution.editable or package.known is None:
             continue
         if not distribution.record:
             yield NotSeen(f"whether the files of {package.title} are as installed: it has no RECORD")

@@ -78,8 +78,8 @@ def two_runtimes(case: Case) -> Iterable[Found]:
     for package in case.packages:
         majors = _majors(case, package)
         wrong = _foreign(case, package, majors)
-        if torch is None or not majors or not all(found for _, found in wrong):
-            continue
+        if torch is None or not majors or package.known is None or not all(found for _, found in wrong):
+            continue  # a package that is not known may be used in a process of its own
         yield Found(
             f"{package.title} loads CUDA {joined(sorted(map(str, majors)))} into a process where {torch.title} has "
             f"loaded "
@@ -102,7 +102,7 @@ def library_missing(case: Case) -> Iterable[Found | NotSeen]:
         missing: dict[str, Library] = {}
         for library in case.opened(package):
             for soname in library.facts.needed if library.facts else ():
-                if _is_judged(package, soname, torch.cuda_major) and not case.loading.find(
+                if _is_judged(case, package, soname) and not case.loading.find(
                     soname, _path(package, library), library.facts or ElfFacts(machine="")
                 ):
                     missing.setdefault(soname, library)
@@ -126,21 +126,18 @@ def library_missing(case: Case) -> Iterable[Found | NotSeen]:
         )
 
 
-def _is_judged(package: Package, soname: str, torch_major: int | None) -> bool:
+def _is_judged(case: Case, package: Package, soname: str) -> bool:
     """Say whether a name that is not found is a fault: not the C library's, not what other findings tell.
 
-    What packages that are not known load beside CUDA may be there to be tried only.
+    What packages that are not known load may be there to be tried only, and they may know where it lies.
     """
-    kind = owner(soname)
-    if kind in ("libc", "torch"):
-        return False
+    torch = case.environment.torch
     majors = cuda_majors([soname])
-    if majors and torch_major not in majors:
+    if owner(soname) in ("libc", "torch") or (majors and torch and torch.cuda_major not in majors):
         return False
     if package.known is None:
-        return bool(majors)
-    bundled = {one.name.rpartition("/")[2] for one in package.libraries}
-    return soname not in bundled
+        return bool(majors) and case.loading.unreachable(soname) is None
+    return soname not in {one.name.rpartition("/")[2] for one in package.libraries}
 
 
 def _missing(case: Case, package: Package, soname: str, library: Library) -> Found:

@@ -120,7 +120,7 @@ def another_string_type(case: Case) -> Iterable[Found]:
             )
 
 
-@look_for("D503", "The package loads its library before torch is imported.")
+@look_for("D503", "The package loads its library before torch is imported.", level=Level.WARNING)
 def torch_not_first(case: Case) -> Iterable[Found]:
     """Follow the package's own imports: what comes first, torch or a library that needs it."""
     for package in case.packages:
@@ -179,17 +179,17 @@ def _imports(body: list[ast.stmt], file: Path, site: Path) -> Iterator[str]:
             case ast.Import(names=names):
                 yield from (one.name for one in names)
             case ast.ImportFrom(module=module, names=names, level=level):
-                base = (
-                    ".".join([*package[: len(package) - level + 1], *([module] if module else [])])
-                    if level
-                    else module or ""
-                )
+                above = package[: len(package) - level + 1] if level else ()
+                base = ".".join([*above, *([module] if module else [])])
                 yield base
                 yield from (f"{base}.{one.name}" for one in names)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
             case ast.If(body=first, orelse=second):
                 yield from _imports([*first, *second], file, site)
-            case ast.Try(body=first, handlers=handlers, finalbody=last) if handlers or last:
-                yield from _imports([*first, *last], file, site)
+            case ast.Try(body=first):
+                # What fails in there is caught: only that torch is loaded counts.
+                yield from (name for name in _imports(first, file, site) if name.split(".")[0] == "torch")
             case ast.With(body=first):
                 yield from _imports(first, file, site)
 
@@ -206,7 +206,12 @@ def one_python_only(case: Case) -> Iterable[Found]:
             continue
         data = package.data
         spared = [*data.expect.one_python, *(data.thin.drop if data.thin else [])] if data else []
-        wrong = [one for one in package.libraries if one.python not in ("", "abi3", f"cp{here[0]}{here[1]}")]
+        fitting = {_stem(one) for one in package.libraries if one.python in ("abi3", f"cp{here[0]}{here[1]}")}
+        wrong = [
+            one
+            for one in package.libraries
+            if one.python not in ("", "abi3", f"cp{here[0]}{here[1]}") and _stem(one) not in fitting
+        ]
         named = [one for one in wrong if not any(fnmatchcase(one.name, pattern) for pattern in spared)]
         if named:
             made = f"{named[0].python[2]}.{named[0].python[3:]}"
@@ -216,3 +221,9 @@ def one_python_only(case: Case) -> Iterable[Found]:
                 f"use Python {made}, or install a build of {package.name} for Python {python}",
                 package.name,
             )
+
+
+def _stem(library: Library) -> str:
+    """Return a module's path without what says for which Python it is."""
+    directory, _, file = library.name.rpartition("/")
+    return f"{directory}/{file.partition('.')[0]}"
