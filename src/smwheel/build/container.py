@@ -199,6 +199,8 @@ class Job:
             Mount(recipes_dir().resolve(), f"{PROGRAM}/recipes"),
             Mount((data_dir() / "patches").resolve(), f"{PROGRAM}/patches"),
         ]
+        if self.resolution.stack.environment:  # `--stack from:ENV`: it is named by its path
+            mounts.append(Mount(self.resolution.stack.environment, str(self.resolution.stack.environment)))
         if self._given:
             mounts.append(Mount(self.resolution.recipe.directory, f"{STATE}/recipe"))
         if self.resolution.modules_from:
