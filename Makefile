@@ -10,6 +10,8 @@ STRATEGY ?=
 MEMORY ?=
 JOBS ?=
 CUDA ?=
+BACKEND ?=
+BASE_IMAGE ?=
 
 PYTHON ?= $(shell ci/find-python)
 VENV := .venv
@@ -23,12 +25,20 @@ OPTIONS := $(if $(ARCH),--arch $(ARCH)) $(if $(STACK),--stack $(STACK)) $(if $(E
 help:
 	@echo "make wheels ARCH=120 [RECIPES=…] [STACK=…] [PROFILE=…]   build wheels into wheelhouse/"
 	@echo "make wheels ARCH=120 ENV=path                             the same, for the versions of a Python environment"
+	@echo "make wheels ARCH=120 BACKEND=docker [BASE_IMAGE=…]         the same, in a container that can reach nothing"
+	@echo "make image ARCH=120                                        the wheels as a container image"
 	@echo "make plan ARCH=120 …                                       say what would be built and what it costs"
 	@echo "make test                                                  lint, types and fast tests"
 	@echo "make test-integration                                      real compiles and downloads"
 
 wheels: $(VENV)/.ready
-	@$(SMWHEEL) build $(RECIPES) $(OPTIONS)
+	@$(SMWHEEL) build $(RECIPES) $(OPTIONS) $(if $(BACKEND),--backend $(BACKEND)) \
+	  $(if $(BASE_IMAGE),--base-image $(BASE_IMAGE))
+
+# The wheels of one architecture as a container image: docs/containers.md.
+.PHONY: image
+image: $(VENV)/.ready
+	@$(SMWHEEL) image $(if $(ARCH),--arch $(ARCH))
 
 plan: $(VENV)/.ready
 	@$(SMWHEEL) plan $(RECIPES) $(OPTIONS)

@@ -59,7 +59,7 @@ UNITS = {units!r}
 objects = [f"{{work}}/{{name}}.o" for name in UNITS]
 if request["action"] == "modules":
     units = [{{"id": f"one/{{name}}", "module": "one", "family": "demo", "kind": "cxx", "source": "a.c",
-               "command": ["sh", "-c", f"echo {{name}} >>{{work}}/started; name={{name}}; " + script
+               "command": ["sh", "-ec", f"echo {{name}} >>{{work}}/started; " + script
                            + f"; gcc -g -fPIC -Dname_={{name}} -c {{source}}/a.c -o {{work}}/{{name}}.o"],
                "output": f"{{work}}/{{name}}.o"}} for name, script in UNITS.items()]
     units.append({{"id": "one/so", "module": "one", "family": "demo", "kind": "link", "inputs": objects,
@@ -78,7 +78,7 @@ SOURCE = "#define cat(a) a##_where\n#define name(a) cat(a)\nconst char *name(nam
 
 
 def make(root: Path, units: dict[str, str]) -> Path:
-    """Write the recipe and the source that it names below `root`; `units` is name → shell script before its gcc."""
+    """Write the recipe and the source that it names below `root`; `units` is name → shell commands before its gcc."""
     folder, offered = root / "recipe", root / "offered"
     folder.mkdir(parents=True)
     offered.mkdir()
