@@ -62,6 +62,14 @@ def test_the_same_beside_a_torch_of_another_cuda(place: Place) -> None:
     assert "uninstall -y sgl-kernel &&" in report.findings[0].cure
 
 
+def test_where_the_server_wants_the_other_torch_that_is_the_cure(place: Place) -> None:
+    place.torch("2.10.0", "12.8").install("sgl-kernel", "0.3.21", kernels("0.3.21", "120a"))
+    place.install("sglang", "0.5.9", requires=["torch==2.9.1", "sgl-kernel==0.3.21"])
+    report = place.examine(machine(libraries=WITH_NUMA))
+    assert "its torch symbols are from another torch" in first(report, "D501", "D203")
+    assert "install 'torch==2.9.1' (which the installed server requires, too)" in report.findings[0].cure
+
+
 def test_without_a_gpu_the_same_is_said_without_naming_one(place: Place) -> None:
     place.torch("2.10.0", "12.8").install("sgl-kernel", "0.3.21", kernels("0.3.21", "90a", "120a"))
     report = place.examine(NO_GPU)

@@ -65,6 +65,11 @@ def test_what_is_missing_or_made_for_another_gpu_is_made(place: Place) -> None:
     assert wish(place).resolve("sgl-kernel").strategy == "thin"
 
 
+def test_the_right_code_for_another_torch_is_not_fine(place: Place) -> None:
+    place.torch().install("sglang-kernel", "0.4.10", kernels("0.4.5", "120a"), requires=["torch==2.14.1"])
+    assert wish(place).already_fine("sgl-kernel") == ""
+
+
 def test_a_strategy_by_name_is_carried_out_in_any_case(place: Place) -> None:
     place.torch().install("sglang-kernel", "0.4.10", kernels("0.4.10", *PUBLIC), requires=["torch==2.14.1"])
     found = stack.load(f"from:{place.root}")

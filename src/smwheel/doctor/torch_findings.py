@@ -75,6 +75,8 @@ def _holds(case: Case, package: Package) -> str:
 
 
 def _another_build(case: Case, package: Package, torch: Torch, fits: str) -> str:
+    if fits and (wanted := _wanted_torch(case, torch, fits)):
+        return f"{case.environment.pip} install '{wanted}' (which the installed server requires, too)"
     if package.known:
         recipe = recipe_of(package.known.recipe)
         for version, data in recipe.versions.items():
@@ -87,6 +89,16 @@ def _another_build(case: Case, package: Package, torch: Torch, fits: str) -> str
     if fits:
         return f"{case.environment.pip} install torch=={fits}"
     return f"install a build of {package.name} that is made for torch {torch.version}"
+
+
+def _wanted_torch(case: Case, torch: Torch, fits: str) -> str:
+    """Return what an installed server requires of torch, if that is the torch that fits and not the one here."""
+    for server in case.knowledge.servers:
+        distribution = case.environment.distributions.get(server.distribution)
+        for one in distribution.requirements(case.environment.version) if distribution else ():
+            if one.name == "torch" and one.specifier.contains(fits) and not one.specifier.contains(torch.version):
+                return str(one)
+    return ""
 
 
 def _minor(version: str) -> tuple[int, ...]:
