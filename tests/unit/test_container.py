@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from demo_build import build
@@ -13,9 +14,10 @@ from smwheel.build import engine as engines
 from smwheel.build.backend import choose
 from smwheel.build.builderimage import local_places, pip_configuration
 from smwheel.build.contained import adopt, as_error
-from smwheel.build.container import Fetched, Mount, outside
+from smwheel.build.container import Ended, Fetched, Job, Mount, outside
 from smwheel.errors import BuildError, ContainerError, OutOfMemoryError, SmwheelError, UsageError, VerifyError
 from smwheel.governor.ledger import Cost, Ledger
+from smwheel.governor.limits import Limits
 from smwheel.pipeline import Options
 from smwheel.plan import Resolution
 from smwheel.progress import Reporter
@@ -180,6 +182,44 @@ def test_paths_cross_the_border_both_ways() -> None:
     assert targets["/srv/smwheel/tree"] == (Path("/home/me/cache/trees/t"), False)
     assert targets["/srv/smwheel/work"] == (Path("/home/me/work/x"), True)
     assert "/srv/smwheel/cuda" not in targets, "a toolkit of the image lies at its fixed path already"
+
+
+def test_a_mount_of_any_path() -> None:
+    assert Mount(Path("/a b"), "/x").arguments() == ["--mount", "type=bind,source=/a b,target=/x,readonly"]
+    assert Mount(Path('/a,"b'), "/x", writable=True).arguments()[1] == 'type=bind,"source=/a,""b",target=/x'
+
+
+def job() -> Job:
+    limits = Limits(512 << 20, "--memory", 0, 2, "x", 2, "x")
+    nothing: Any = None
+    return Job(nothing, nothing, nothing, nothing, limits, nothing)
+
+
+FAILED = json.dumps({"failures": {"r": BuildError("unit x failed").as_json()}})
+
+
+@pytest.mark.parametrize(
+    ("ended", "kind", "message"),
+    [
+        (Ended("", 137, out_of_memory=True), OutOfMemoryError, "limit of 512.0 MiB was reached"),
+        (Ended(FAILED, 11, out_of_memory=True), OutOfMemoryError, "was reached: unit x failed"),
+        (Ended(FAILED, 11, out_of_memory=False), BuildError, "unit x failed"),
+        (Ended(json.dumps(UsageError("no").as_json()), 2, out_of_memory=False), UsageError, "no"),
+        (Ended("", 137, out_of_memory=False), ContainerError, "killed from outside"),
+        (Ended("no JSON", 70, out_of_memory=False), ContainerError, "code 70"),
+    ],
+)
+def test_how_a_container_ended(ended: Ended, kind: type[SmwheelError], message: str) -> None:
+    with pytest.raises(SmwheelError, match=message) as caught:
+        job().result(ended, [])
+    assert type(caught.value) is kind
+
+
+def test_a_build_that_was_rescued_from_a_lack_of_memory_is_a_build() -> None:
+    assert job().result(Ended('{"wheels": [], "failures": {}}', 0, out_of_memory=True), []) == {
+        "wheels": [],
+        "failures": {},
+    }
 
 
 def test_an_error_keeps_its_kind() -> None:

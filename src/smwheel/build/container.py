@@ -64,7 +64,10 @@ class Mount:
 
     def arguments(self) -> list[str]:
         """Return the options of the engine's command line."""
-        kind = f'type=bind,"source={self.source}",target={self.target}'
+        source = f"source={self.source}"
+        if set(source) & set(',"\n'):  # the option is a line of CSV
+            source = '"' + source.replace('"', '""') + '"'
+        kind = f"type=bind,{source},target={self.target}"
         return ["--mount", kind if self.writable else f"{kind},readonly"]
 
 
@@ -152,7 +155,7 @@ class Job:
         if self.options.offline:
             command.append("--offline")
         ended = self._run(command, mounts, variables | proxies, network="host", user=_caller(), limit=False)
-        (found,) = self._result(ended, mounts)["fetched"].values()
+        (found,) = self.result(ended, mounts)["fetched"].values()
         return Fetched.of(found["binds"], mounts)
 
     def build(self, fetched: Fetched) -> list[Entry]:
@@ -180,7 +183,7 @@ class Job:
                 command += ["--jobs", str(self.options.jobs)]
             network = "host" if self.options.allow_network else "none"
             ended = self._run(command, mounts, {}, network=network, user=_builder(self.backend.engine), limit=True)
-        result = self._result(ended, mounts)
+        result = self.result(ended, mounts)
         if ended.out_of_memory:
             self.reporter.line("the memory limit ended a process of the container; its unit was run again")
         entries = [Entry(**entry) for entry in result["wheels"]]
@@ -273,7 +276,7 @@ class Job:
             arguments += ["--env", f"{name}={value}"]
         return run_container(self.backend.engine, [*arguments, self.image.id, "smwheel", *command])
 
-    def _result(self, ended: Ended, mounts: list[Mount]) -> dict[str, Any]:
+    def result(self, ended: Ended, mounts: list[Mount]) -> dict[str, Any]:
         """Return the JSON document that the program inside ended with, or raise the error that it amounts to."""
         try:
             found = json.loads(ended.output)
