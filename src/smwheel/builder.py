@@ -15,13 +15,25 @@ from smwheel.build.compile import build_compiled
 from smwheel.build.container import build_contained
 from smwheel.build.pep517 import build_pep517
 from smwheel.build.thinned import build_thinned
+from smwheel.environment import fetch_wheels
 from smwheel.errors import PartialError, SmwheelError
 from smwheel.explain import PlanReport, explain, nothing_to_make
 from smwheel.paths import cache_dir
-from smwheel.pipeline import Options, fetch_sources, make_site, prepare
+from smwheel.pipeline import (
+    Options,
+    fetch_sources,
+    make_site,
+    prepare,
+    requirements_of,
+    sources_of,
+    toolchain_digests,
+)
 from smwheel.plan import Resolution, resolve
-from smwheel.progress import Reporter
-from smwheel.recipe import Strategy
+from smwheel.progress import Reporter, size
+from smwheel.recipe import GitSource, Strategy
+from smwheel.sources import git
+from smwheel.sources.bring import stored
+from smwheel.sources.bundle import read_bundle, write_bundle
 from smwheel.sources.store import Store
 from smwheel.stack import Stack
 from smwheel.system import require_compiler
@@ -176,6 +188,36 @@ def fetch_all(wish: Wish, options: Options, reporter: Reporter) -> dict[str, Any
     if error := Outcome([], failures, options.wheelhouse).error():
         raise error
     return fetched
+
+
+def bundle_all(wish: Wish, options: Options, target: Path, reporter: Reporter) -> int:
+    """Write all that the recipes need, which is fetched already, to one file; return how many files it holds.
+
+    Raises:
+        SmwheelError: something cannot be had; of its kind.
+    """
+    store, digests, records = Store(cache_dir() / "store"), list[str](), list[Path]()
+    for name in wish.recipes:
+        resolution = wish.resolve(name)
+        sources = sources_of(resolution)
+        digests += [path.parent.name for source in sources if (path := stored(source, store))]
+        records += [path for source in sources if isinstance(source, GitSource) for path in git.records(source, store)]
+        if resolution.strategy == "compile":
+            digests += toolchain_digests(resolution, options)
+            digests += [path.parent.name for path in fetch_wheels(requirements_of(resolution), store)]
+    count = write_bundle(target, store, digests, records)
+    reporter.stage("bundle", f"{target}: {count} files, {size(target.stat().st_size)}")
+    return count
+
+
+def take_bundle(source: Path, reporter: Reporter) -> None:
+    """Bring everything in a bundle into the cache.
+
+    Raises:
+        SourceError, HashMismatchError: see `sources.bundle.read_bundle`.
+    """
+    count = read_bundle(source, Store(cache_dir() / "store"))
+    reporter.stage("bundle", f"{source}: {count} files taken")
 
 
 def _each(wish: Wish, action: Callable[[str], None], reporter: Reporter) -> dict[str, SmwheelError]:

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,9 @@ from smwheel.sources.store import file_digest
 from smwheel.system import install_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smwheel.sources.store import Store
 
 FORMAT = 1
 """Raised when the way an environment is made changes."""
@@ -67,13 +70,15 @@ def make(
     cache_root: Path,
     offline: bool = False,
     extra_paths: Sequence[Path] = (),
+    store: Store | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> BuildEnvironment:
     """Return the environment of a requirements file, making it when it is not there or is broken.
 
     Every requirement is pinned with `==` and hashes, what they depend on included; only wheels are installed.
     The packages and modules that lie in `extra_paths` (a stand-in for a large package, say) are copied into it.
-    `python` (default: the one that runs smwheel) is what it is made with. `progress` is told each step in words.
+    `python` (default: the one that runs smwheel) is what it is made with. Where `store` holds every wheel, no index is
+    asked, so that it can be made offline. `progress` is told each step in words.
 
     Raises:
         BuildEnvironmentError: the file is not locked, or what was installed is not what it locks.
@@ -91,7 +96,8 @@ def make(
         return environment  # without the lock: a cache that can only be read has finished environments too
     with locked(root.with_name(root.name + ".lock")):
         if problem := _problem(environment, locked_versions):
-            if offline:
+            wheels = stored_wheels(requirements_file, store) if store else []
+            if offline and not wheels:
                 raise NetworkError(
                     f"the build environment is not usable ({problem}), and --offline forbids making it",
                     where=str(requirements_file),
@@ -100,7 +106,7 @@ def make(
             say(f"making the build environment ({len(locked_versions)} packages)")
             shutil.rmtree(root, ignore_errors=True)
             _create(base, root)
-            _install(environment, requirements_file)
+            _install(environment, requirements_file, wheels)
             _copy_extras(environment, extra_paths)
             (root / _MARKER).write_text(key, encoding="utf-8")
             if problem := _problem(environment, locked_versions):
@@ -124,14 +130,49 @@ def read_locked(requirements_file: Path) -> dict[str, str]:
     except OSError as error:
         raise BuildEnvironmentError(f"cannot be read: {error.strerror}", where=str(requirements_file)) from error
     versions: dict[str, str] = {}
-    for line in text.replace("\\\n", " ").splitlines():
-        entry = line.partition(" #")[0].strip()
-        if not entry or entry.startswith(("#", "--index", "--extra-index", "--only-binary", "--find-links")):
-            continue
+    for entry in _entries(text):
         name, version, applies = _pin(entry, requirements_file)
         if applies:
             versions[name] = version
     return versions
+
+
+def _entries(text: str) -> Iterator[str]:
+    for line in text.replace("\\\n", " ").splitlines():
+        entry = line.partition(" #")[0].strip()
+        if entry and not entry.startswith(("#", "--index", "--extra-index", "--only-binary", "--find-links")):
+            yield entry
+
+
+def fetch_wheels(requirements_file: Path, store: Store) -> list[Path]:
+    """Bring every locked wheel for this machine into the store, and return where they lie.
+
+    Raises:
+        HashMismatchError, NetworkError, BuildEnvironmentError: they cannot be had.
+    """
+    if not (stored := stored_wheels(requirements_file, store)):
+        with tempfile.TemporaryDirectory() as folder:
+            command: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+            command += ["--require-hashes", "--only-binary", ":all:", "-d", folder, "-r", requirements_file.absolute()]
+            result = _run(command)
+            if result.returncode:
+                raise explain(result.stdout + result.stderr, requirements_file)
+            stored = [store.add(path, path.name) for path in sorted(Path(folder).iterdir())]
+    return stored
+
+
+def stored_wheels(requirements_file: Path, store: Store) -> list[Path]:
+    """Return the locked wheels if the store holds one for every requirement of this machine, else none."""
+    found: list[Path] = []
+    for entry in _entries(requirements_file.read_text(encoding="utf-8")):
+        if not _pin(entry, requirements_file)[2]:
+            continue
+        hashes = [match.rpartition(":")[2] for match in _HASH.findall(entry)]
+        path = next((path for each in hashes if (path := store.path(each))), None)
+        if path is None:
+            return []
+        found.append(path)
+    return found
 
 
 def _pin(entry: str, requirements_file: Path) -> tuple[str, str, bool]:
@@ -215,10 +256,13 @@ def _create(python: Path, root: Path) -> None:
     raise BuildEnvironmentError(f"venv failed: {_tail(result)}", where=str(python))
 
 
-def _install(environment: BuildEnvironment, requirements_file: Path) -> None:
+def _install(environment: BuildEnvironment, requirements_file: Path, wheels: Sequence[Path]) -> None:
     command: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
     command += ["--require-hashes", "--only-binary", ":all:", "--retries", "2", "-r", requirements_file.absolute()]
-    result = _run(command)
+    with tempfile.TemporaryDirectory() as folder:
+        for wheel in wheels:
+            (Path(folder) / wheel.name).symlink_to(wheel)
+        result = _run([*command, *(["--no-index", "--find-links", folder] if wheels else [])])
     if result.returncode:
         raise explain(result.stdout + result.stderr, requirements_file)
 

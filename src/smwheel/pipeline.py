@@ -30,7 +30,7 @@ from smwheel.recipe import Build, FileSource, GitSource, RecipeVersion, Source, 
 from smwheel.sources.bring import bring, bytes_to_fetch, stored, told
 from smwheel.sources.git import known_commit
 from smwheel.sources.store import Store
-from smwheel.toolchain import Toolchain
+from smwheel.toolchain import Toolchain, lock
 
 ASKED_BYTES = 64 << 20
 OBJECTS_BYTES = 1 << 30
@@ -280,8 +280,8 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
     resolution = pinned(resolution, store)
     tools = _toolchain(resolution, options, reporter)
     recipe_dir = resolution.recipe.directory
-    requirements = recipe_dir / build.requirements.format(torch=resolution.stack.torch)
-    env = environment.make(requirements_file=requirements, cache_root=cache, offline=options.offline)
+    requirements = requirements_of(resolution)
+    env = environment.make(requirements_file=requirements, cache_root=cache, offline=options.offline, store=store)
     source = resolution.data.source(build.source)
     tree = make_tree(resolution.recipe, build, source, files[source.id], cache / "trees")
     third_party = {
@@ -306,6 +306,29 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
     )
     asked = keep_asked(resolution.modules_from, work) if resolution.modules_from else None
     return Site(resolution, options, store, tools, env, tree, sandbox, work, asked, third_party)
+
+
+def requirements_of(resolution: Resolution) -> Path:
+    """Return the locked requirements of a resolution's build environment."""
+    build = resolution.data.build
+    assert build is not None  # noqa: S101 - the recipe's model demands it for compile
+    return resolution.recipe.directory / build.requirements.format(torch=resolution.stack.torch)
+
+
+def toolchain_digests(resolution: Resolution, options: Options) -> list[str]:
+    """Return the digests of the stored wheels that a provisioned toolkit is made of; none for one that was given.
+
+    Raises:
+        ToolchainError: the CUDA release cannot be had.
+    """
+    described = toolchain.describe(
+        cuda_home=options.cuda_home,
+        components=resolution.data.toolchain.components,
+        version_spec=f"=={resolution.stack.cuda}.*",
+        cache_root=cache_dir(),
+    )
+    wheels = lock.load().wheels.values() if described.wheels else ()
+    return [wheel.sha256 for wheel in wheels if wheel.filename in described.wheels]
 
 
 def rules_digest(resolution: Resolution) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from smwheel import gpu, recipe, stack
 from smwheel.arch import FIRST_NUMBER_WITH_SUFFIX, GPUS, Arch, known
 from smwheel.build.backend import running_on
-from smwheel.builder import Wish, build_all, fetch_all, plan_all
+from smwheel.builder import Wish, build_all, bundle_all, fetch_all, plan_all, take_bundle
 from smwheel.cli.app import JsonOption, app, console, print_json
 from smwheel.errors import PartialError, UsageError
 from smwheel.pipeline import Options
@@ -147,14 +147,22 @@ def fetch(
     strategy: StrategyOption = None,
     cuda_home: CudaHomeOption = None,
     work: WorkOption = Path(".work"),
+    bundle: Annotated[Path | None, typer.Option("--bundle", help="Write what was fetched to one file too.")] = None,
+    from_bundle: Annotated[
+        Path | None, typer.Option("--from-bundle", help="Take everything from such a file, without a network.")
+    ] = None,
     offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Bring sources, toolchain and build environment into the cache, for building without network afterwards."""
     chosen = _wish(recipes, arch, stack, strategy)
-    fetched = fetch_all(
-        chosen, Options(offline=offline, cuda_home=cuda_home, work=work, base_image=running_on()), Reporter()
-    )
+    if from_bundle is not None:
+        take_bundle(from_bundle, Reporter())
+    offline = offline or from_bundle is not None
+    options = Options(offline=offline, ask_tags=not offline, cuda_home=cuda_home, work=work, base_image=running_on())
+    fetched = fetch_all(chosen, options, Reporter())
+    if bundle is not None:
+        bundle_all(chosen, options, bundle, Reporter())
     if as_json:
         print_json({"fetched": fetched})
 
