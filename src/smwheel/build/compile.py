@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from smwheel.build import ninja
+from smwheel.build.asking import ask_package
 from smwheel.build.gate import admit, admit_published
 from smwheel.build.generator import Product
 from smwheel.build.libraries import Finding, check_library
 from smwheel.build.sandbox import kill_survivors
 from smwheel.estimate import ledger, ledger_key, predict
 from smwheel.governor.limits import measure
+from smwheel.governor.policy import LaunchPolicy
 from smwheel.governor.session import Governor
 from smwheel.governor.trace import Summary
 from smwheel.locks import locked
@@ -60,18 +62,20 @@ def build_compiled(prepared: Prepared, reporter: Reporter) -> list[Entry]:
         killed = kill_survivors(prepared.site.build_id)
         if killed:
             reporter.line(f"ended {killed} processes that an earlier run of this build left behind")
-        published = _publish(prepared, wheelhouse, reporter)
+        published = [
+            admit_published(stored, prepared.plan, source.sha256, wheelhouse=wheelhouse, reporter=reporter)
+            for source, stored in _published(prepared)
+        ]
         compiled = _compile(prepared, reporter)
         return published + _pack(prepared, compiled, wheelhouse, reporter)
 
 
-def _publish(prepared: Prepared, wheelhouse: Wheelhouse, reporter: Reporter) -> list[Entry]:
-    """Put upstream's own wheels, unchanged, into the wheelhouse."""
-    plan, store = prepared.plan, prepared.site.store
+def _published(prepared: Prepared) -> list[tuple[FileSource, Path]]:
+    """Return upstream's own wheels that the recipe wants beside ours, as they lie in the store."""
     return [
-        admit_published(stored, plan, source.sha256, wheelhouse=wheelhouse, reporter=reporter)
-        for source in plan.resolution.data.sources
-        if isinstance(source, FileSource) and source.publish and (stored := store.path(source.sha256))
+        (source, stored)
+        for source in prepared.plan.resolution.data.sources
+        if isinstance(source, FileSource) and source.publish and (stored := prepared.site.store.path(source.sha256))
     ]
 
 
@@ -80,22 +84,24 @@ def _compile(prepared: Prepared, reporter: Reporter) -> Compiled:
     begun = time.monotonic()
     plan, site, sandbox = prepared.plan, prepared.site, prepared.site.sandbox
     file = site.work / "build.ninja"
-    ninja.write_file(file, list(plan.units))
+    predictions = predict(plan)
+    # ninja starts about 190 launchers at once, in this order: the broker must have the long ones to choose from.
+    ninja.write_file(file, sorted(plan.units, key=lambda unit: -predictions[unit.id].seconds))
     pending = ninja.pending(file, sandbox, cwd=site.work)
     total = len(plan.units)
     findings: dict[str, Finding] = {}
     by_last_unit = {module.units[-1]: module for module in plan.modules}
     reporter.stage("compile", f"{total} units of {len(plan.modules)} modules, {total - len(pending)} finished before")
-    predictions = predict(plan)
     limits = measure(site.options.memory, site.options.jobs)
     governor = Governor(
         limits,
-        predictions,
+        {unit: predictions[unit] for unit in pending},
         site.work,
         families={unit.id: unit.family for unit in plan.units},
         ledger=ledger().path,
         build=ledger_key(plan),
         build_id=site.build_id,
+        policy=LaunchPolicy.for_arch(plan.resolution.arch),
         on_event=lambda event: _say(event, reporter),
     )
     left = {unit: predictions[unit].seconds for unit in pending}
@@ -122,7 +128,7 @@ def _compile(prepared: Prepared, reporter: Reporter) -> Compiled:
 def _say(event: dict[str, Any], reporter: Reporter) -> None:
     """Pass on what the governor warns of."""
     if event["event"] in ("warning", "killed"):
-        reporter.warn(str(event.get("text") or event))
+        reporter.warn(str(event["text"]))
 
 
 def _launcher(governor: Governor, site: Site) -> Path:
@@ -145,7 +151,7 @@ def _pack(prepared: Prepared, compiled: Compiled, wheelhouse: Wheelhouse, report
     answer = prepared.site.generator().products(prepared.site.request() | {"label": plan.label, "built": built})
     cubins = sum((finding.code for finding in compiled.findings.values()), Counter[str]())
     site = prepared.site
-    evidence = {
+    evidence: dict[str, Any] = {
         "build.json": {
             "compile_seconds": round(compiled.seconds, 1),
             "modules": len(plan.modules),
@@ -155,24 +161,31 @@ def _pack(prepared: Prepared, compiled: Compiled, wheelhouse: Wheelhouse, report
         },
         "modules.json": {name: vars(finding) for name, finding in compiled.findings.items()},
     }
-    entries = []
-    for product in answer.products:
-        modules = () if product.pure else tuple(built)
-        with tempfile.TemporaryDirectory(dir=site.work / "tmp") as scratch:
-            entries.append(
-                admit(
-                    _write(prepared, product, Path(scratch)),
-                    plan,
-                    from_resolution(plan.resolution, modules=modules),
-                    wheelhouse=wheelhouse,
-                    reporter=reporter,
-                    holds={} if product.pure else dict(cubins),
-                    evidence={} if product.pure else evidence,
-                    logs=[] if product.pure else sorted((site.work / "log").glob("*.log")),
-                )
+    with tempfile.TemporaryDirectory(dir=site.work / "tmp") as scratch:
+        wheels = [_write(prepared, product, Path(scratch)) for product in answer.products]
+        if (found := ask_package(prepared, [*(path for _, path in _published(prepared)), *wheels])) is not None:
+            evidence["loader.json"] = found
+            reporter.line(f"its own loader finds {found['found']} of {found['asked']} modules, nothing compiled")
+        entries = [
+            admit(
+                wheel,
+                plan,
+                from_resolution(plan.resolution, modules=() if product.pure else tuple(built)),
+                wheelhouse=wheelhouse,
+                reporter=reporter,
+                holds={} if product.pure else dict(cubins),
+                evidence={} if product.pure else evidence,
+                logs=[] if product.pure else sorted((site.work / "log").glob("*.log")) + _governor_files(site),
             )
+            for product, wheel in zip(answer.products, wheels, strict=True)
+        ]
     reporter.line(f"compiled in {duration(compiled.seconds)}")
     return entries
+
+
+def _governor_files(site: Site) -> list[Path]:
+    """Return what the governor wrote of this build: its trace, and every change of a command line."""
+    return [site.work / "governor" / name for name in ("trace.json", "rewrites.jsonl")]
 
 
 def _write(prepared: Prepared, product: Product, destination: Path) -> Path:
