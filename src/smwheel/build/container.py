@@ -124,8 +124,8 @@ class Job:
 
     @property
     def _label(self) -> str:
-        work = self.options.work.absolute()
-        return f"{LABEL}={digest([str(work), self.resolution.name, self.resolution.arch.code])[:16]}"
+        """What tells this build's containers from those of other builds."""
+        return f"{LABEL}={self.options.work.absolute()}/{self.resolution.name.replace(' ', '-')}-{self.resolution.arch}"
 
     def clear(self) -> None:
         """Remove what a build that was killed together with its reaper left behind."""
