@@ -22,6 +22,7 @@ from smwheel.progress import Reporter
 from smwheel.stack import Stack
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "standin-kernel"
+CALLED = ("standin-kernel", "1.0")
 STACK = Stack(name="standin", summary="", cuda="13.0", torch="2.13.0", recipes={"standin-kernel": "1.0"})
 
 _IDENTITY = {
@@ -50,9 +51,13 @@ class Standin:
         commits = {name: _git(root / "git" / name, "rev-parse", "HEAD") for name in ("oldlib", "numalib", "upstream")}
         return cls(root, commits, root / "numa")
 
-    def recipe(self, name: str = "recipe", *, changes: dict[str, str] | None = None) -> recipe.Recipe:
-        """Write the recipe, with some of its text changed, and read it."""
+    def recipe(
+        self, name: str = "recipe", *, changes: dict[str, str] | None = None, called: tuple[str, str] = CALLED
+    ) -> recipe.Recipe:
+        """Write the recipe, with some of its text changed and under another name and version, and read it."""
         text = (FIXTURE / "recipe" / "recipe.toml").read_text()
+        text = text.replace(f'versions."{CALLED[1]}"', f'versions."{called[1]}"')
+        text = text.replace(f'name = "{CALLED[0]}"', f'name = "{called[0]}"')
         values = {"GIT": self.git, "NUMA": str(self.numa), **{k.upper(): v for k, v in self.commits.items()}}
         for key, value in values.items():
             text = text.replace(f"@{key}@", value)
@@ -72,17 +77,18 @@ class Standin:
         return prepare(resolve(found, STACK, Arch.parse(arch)), options, Reporter())
 
 
-def make(root: Path) -> Standin:
-    """Make the repositories and a libnuma of our own below `root`."""
+def make(root: Path, *, version: str = CALLED[1]) -> Standin:
+    """Make the repositories, of a package of this version, and a libnuma of our own below `root`."""
     commits = {name: _repository(root / "git" / name, FIXTURE / name, {}) for name in ("oldlib", "numalib")}
     places = {f"@{name.upper()}_COMMIT@": commit for name, commit in commits.items()}
+    places[f'version = "{CALLED[1]}"'] = f'version = "{version}"'
     commits["upstream"] = _repository(root / "git" / "upstream", FIXTURE / "upstream", places)
     return Standin(root, commits, _libnuma(root / "numa"))
 
 
 def _repository(folder: Path, files: Path, places: dict[str, str]) -> str:
     shutil.copytree(files, folder)
-    for path in folder.rglob("CMakeLists.txt"):
+    for path in (*folder.rglob("CMakeLists.txt"), *folder.glob("pyproject.toml")):
         text = path.read_text()
         for key, value in places.items():
             text = text.replace(key, value)
