@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smwheel.arch import Arch
-from smwheel.governor.client.rewrite import PolicyError, rewrite
+from smwheel.governor.client.rewrite import PolicyError, compiled_codes, rewrite
 from smwheel.governor.policy import Addition, LaunchPolicy
 
 ARCH_120A = "-gencode=arch=compute_120a,code=sm_120a"
@@ -57,6 +57,22 @@ def test_beside_the_targets_own_code_no_other_is_kept() -> None:
     assert changes[0]["drop"] == plain
     alone, _ = rewrite(["nvcc", plain, "-c", "u.cu"], policy, "u")
     assert plain in alone
+
+
+@pytest.mark.parametrize(
+    ("command", "codes"),
+    [
+        ("nvcc -gencode arch=compute_90,code=[sm_90,compute_90] --generate-code=arch=compute_120a,code=sm_120a -c u.cu",
+         ["sm_90", "compute_90", "sm_120a"]),
+        ("nvcc -arch=sm_90 -c u.cu", ["sm_90"]),
+        ("nvcc -c u.cu", []),
+        ("nvcc -gencode=arch=compute_90,code=sm_90 a.o b.o -o x.so", []),
+        ("nvcc -gencode=arch=compute_90,code=sm_90 -E u.cu", []),
+        ("nvcc -gencode=arch=compute_90,code=sm_90 -c u.cpp", []),
+    ],
+)  # fmt: skip
+def test_what_a_command_compiles_device_code_for(command: str, codes: list[str]) -> None:
+    assert compiled_codes(command.split()) == codes
 
 
 def test_part_of_a_list_of_codes_is_kept() -> None:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from smwheel import recipe, system
+from smwheel.arch import Arch
+from smwheel.build import pep517
 from smwheel.build.configuring import failure
 from smwheel.build.pep517 import count
-from smwheel.errors import BuildError, OutOfMemoryError, RecipeError, SystemNeedError
+from smwheel.errors import (
+    ArchError,
+    BuildError,
+    OutOfMemoryError,
+    RecipeError,
+    SourceError,
+    SystemNeedError,
+    VerifyError,
+)
+from smwheel.progress import Reporter
 from smwheel.recipe import ArchiveSource, GitSource, SystemNeed
+from smwheel.wheels.wheelfile import write_wheel
 
 TOO_OLD = """-- Detecting CXX compile features - done
 CMake Error at /srv/smwheel/third-old/CMakeLists.txt:1 (cmake_minimum_required):
@@ -129,6 +143,33 @@ def test_what_a_build_needs_of_the_system(tmp_path: Path) -> None:
     for missing in (need(header="standin_header.h"), need(library="libno.so.7"), need(command="no-such-program")):
         with pytest.raises(SystemNeedError, match="it is needed to build"):
             system.require_needs([missing], {})
+
+
+def test_an_architecture_that_the_recipe_says_no_targets_for() -> None:
+    def site(code: str, targets: dict[str, list[str]]) -> Any:
+        resolution = SimpleNamespace(arch=Arch.parse(code), name="demo 1.0")
+        return SimpleNamespace(resolution=resolution, build=SimpleNamespace(targets=targets))
+
+    assert pep517._targets(site("120a", {"120": ["a"], "*": ["b"]})) == ["a"]
+    assert pep517._targets(site("90a", {"120": ["a"], "*": ["b"]})) == ["b"]
+    assert pep517._targets(site("90a", {})) == []
+    with pytest.raises(ArchError, match=r"demo 1\.0 is not compiled for sm_90a"):
+        pep517._targets(site("90a", {"120": ["a"]}))
+
+
+def test_a_tree_of_another_version_than_the_recipe_says(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, distribution="demo", version="1.1", tags=["py3-none-any"], files=[("demo.py", b"")])
+    prepared: Any = SimpleNamespace(plan=SimpleNamespace(resolution=SimpleNamespace(version="1.0")))
+    with pytest.raises(VerifyError, match=r"the source builds version 1.1, and the recipe says 1.0"):
+        pep517._finish(prepared, wheel, tmp_path, Reporter())
+
+
+def test_a_build_system_without_a_table(tmp_path: Path) -> None:
+    site: Any = SimpleNamespace(resolution=SimpleNamespace(name="demo 1.0"))
+    for text in ("", "[build-system]\nrequires = []\n", "no toml ["):
+        (tmp_path / "pyproject.toml").write_text(text)
+        with pytest.raises(SourceError, match=r"no usable \[build-system\] table"):
+            pep517._backend(tmp_path, site)
 
 
 SOURCES = """

@@ -37,6 +37,7 @@ from smwheel.governor.session import Governor
 from smwheel.governor.trace import read_events
 from smwheel.locks import locked
 from smwheel.pipeline import Prepared, Site, plan_json, stubs_of
+from smwheel.plan import Resolution
 from smwheel.progress import Reporter, duration
 from smwheel.verify.expectations import from_resolution
 from smwheel.wheelhouse import Entry, Wheelhouse
@@ -90,7 +91,10 @@ def build_pep517(prepared: Prepared, reporter: Reporter) -> list[Entry]:
                 wheelhouse=wheelhouse,
                 reporter=reporter,
                 holds=_code_of(finished, Path(scratch)),
-                evidence={"build.json": built.counts | {"compile_seconds": round(built.seconds, 1)}},
+                evidence={
+                    "build.json": built.counts
+                    | {"compile_seconds": round(built.seconds, 1), "libraries": _libraries(finished, plan.resolution)}
+                },
                 logs=sorted((site.work / "log").glob("*.log")),
             )
     reporter.line(f"compiled in {duration(built.seconds)}")
@@ -339,8 +343,7 @@ def _finish(prepared: Prepared, wheel: Path, scratch: Path, reporter: Reporter) 
         if not any(fnmatchcase(name, stub.replaces) for name in members):
             stubs[stub.path] = resolution.recipe.directory / stub.file
             reporter.line(f"{stub.path} stands in for {stub.replaces}: {stub.reason}")
-    declared = [need.library for need in resolution.data.system if need.stage == "run" and need.library]
-    repaired = repair_wheel(wheel, scratch / "repaired", leave=declared)
+    repaired = repair_wheel(wheel, scratch / "repaired", leave=_declared(resolution))
     return rewrite_wheel(
         repaired,
         scratch,
@@ -364,6 +367,17 @@ def _torch_required(wheel: Path, torch: str, scratch: Path) -> dict[str, bytes]:
         return {}
     minor = ".".join(map(str, Version(torch).release[:2]))
     return {name: head.rstrip(b"\n") + f"\nRequires-Dist: torch=={minor}.*".encode() + (blank or b"\n\n") + body}
+
+
+def _libraries(wheel: Path, resolution: Resolution) -> dict[str, list[str]]:
+    """Return which libraries beside torch's and CUDA's the wheel brings itself, and which it wants of the system."""
+    with Wheel(wheel) as opened:
+        grafted = [name for name in opened.members if name.partition("/")[0].endswith(".libs")]
+    return {"grafted": grafted, "of the system": _declared(resolution)}
+
+
+def _declared(resolution: Resolution) -> list[str]:
+    return [need.library for need in resolution.data.system if need.stage == "run" and need.library]
 
 
 def _code_of(wheel: Path, scratch: Path) -> dict[str, int]:
