@@ -47,6 +47,8 @@ def ask_package(prepared: Prepared, wheels: list[Path]) -> dict[str, Any] | None
             env={
                 "PATH": "/usr/bin:/bin",
                 "HOME": inside(Path(scratch)),
+                # The wheels leave CUDA's libraries to torch, and the build environment may have none.
+                "LD_LIBRARY_PATH": f"{inside(site.toolchain.home)}/lib64",
                 "PYTHONPATH": ":".join(python_path),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 BUILD_ID: site.build_id,
