@@ -28,7 +28,7 @@ from smwheel.prepare import Tree, make_plain_tree, make_tree
 from smwheel.progress import Reporter, size
 from smwheel.recipe import Build, FileSource, GitSource, RecipeVersion, Source, Stub
 from smwheel.sources.bring import bring, bytes_to_fetch, stored, told
-from smwheel.sources.git import known_commit
+from smwheel.sources.git import known_commit, require_pin
 from smwheel.sources.store import Store
 from smwheel.toolchain import Toolchain, lock
 
@@ -276,9 +276,9 @@ def make_site(resolution: Resolution, options: Options, reporter: Reporter) -> S
     cache = cache_dir()
     store = Store(cache / "store")
     announce(resolution, options, reporter)
+    tools = _toolchain(resolution, options, reporter)
     files = fetch_sources(resolution, store, options, reporter)
     resolution = pinned(resolution, store)
-    tools = _toolchain(resolution, options, reporter)
     recipe_dir = resolution.recipe.directory
     requirements = requirements_of(resolution)
     env = environment.make(requirements_file=requirements, cache_root=cache, offline=options.offline, store=store)
@@ -402,12 +402,16 @@ def announce(resolution: Resolution, options: Options, reporter: Reporter) -> No
     """Say what will be fetched before it is, and see that there is room for it and for what is made.
 
     Raises:
-        SystemNeedError: a compiler or disk space is missing.
+        SystemNeedError: a compiler, something that the recipe needs, or disk space is missing.
+        RecipeError: a source has no pin.
         ToolchainError: the CUDA release cannot be had.
     """
     if resolution.strategy == "compile":
         build = resolution.data.build
         system.require_needs(resolution.data.system, build.environment if build else {})
+    for source in sources_of(resolution):
+        if isinstance(source, GitSource):
+            require_pin(source)
     fetch, disk = download_size(resolution, options)
     if fetch:
         reporter.stage("download", f"{size(fetch)} to fetch; {size(disk)} of disk needed")

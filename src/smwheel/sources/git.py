@@ -72,12 +72,7 @@ def fetch_git(source: GitSource, store: Store, *, offline: bool = False, ask_tag
         SourceError: the tag is another commit than it was, or no mirror has the commit, tag or repository.
         SystemNeedError: there is no git.
     """
-    if not source.commit and not source.tag:
-        raise RecipeError(
-            f"{source.id} says neither commit nor tag, and a branch is never taken",
-            where=source.repository,
-            cure="add the full commit to the recipe",
-        )
+    require_pin(source)
     commit = known_commit(source, store)
     archive = _stored(source, commit, store) if commit else None
     if archive is not None and not ask_tag:
@@ -93,6 +88,20 @@ def fetch_git(source: GitSource, store: Store, *, offline: bool = False, ask_tag
     if source.tag:
         commit = _ask_tag(source, store, commit)
     return Fetched(_stored(source, commit, store) or _bring(source, commit, store), commit)
+
+
+def require_pin(source: GitSource) -> None:
+    """See that a recipe says what is to be fetched.
+
+    Raises:
+        RecipeError: it pins neither commit nor tag.
+    """
+    if not source.commit and not source.tag:
+        raise RecipeError(
+            f"{source.id} says neither commit nor tag, and a branch is never taken",
+            where=source.repository,
+            cure="add the full commit to the recipe",
+        )
 
 
 def known_commit(source: GitSource, store: Store) -> str:
