@@ -51,7 +51,8 @@ def ask(name: str, path: Path) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer
         if DRIVER in str(error):
             return {"module": name, "problem": "", "not_loaded": f"wants {DRIVER}"}
-        return {"module": name, "problem": str(error).splitlines()[0]}
+        # The loader's own words come last: "libcudart.so.13: cannot open shared object file".
+        return {"module": name, "problem": " ".join(str(error).split())[-300:]}
     return {"module": name, "problem": ""}
 
 

@@ -6,6 +6,7 @@
       constraints.txt    exact versions, so that later installations do not undo it
       uv.toml            the same for uv
       evidence/<wheel>/  entry.json, plan.json, verdict.json, logs: everything that varies between builds
+      evidence/plans/    which wheels each finished plan made
 
 A wheel appears by one atomic rename, after its evidence.
 """
@@ -63,8 +64,22 @@ class Wheelhouse:
         return sorted(found, key=lambda entry: entry.made)
 
     def made_from(self, fingerprint: str) -> list[Entry]:
-        """Return the wheels of the plan with this fingerprint."""
-        return [entry for entry in self.entries() if entry.fingerprint == fingerprint]
+        """Return the wheels of the plan with this fingerprint; nothing if they are not all there."""
+        path = self._plan(fingerprint)
+        if not path.is_file():
+            return []
+        by_file = {entry.file: entry for entry in self.entries()}
+        files = json.loads(path.read_text(encoding="utf-8"))["wheels"]
+        return [by_file[file] for file in files] if all(file in by_file for file in files) else []
+
+    def complete(self, fingerprint: str, entries: list[Entry]) -> None:
+        """Record that these are all the wheels of a plan."""
+        path = self._plan(fingerprint)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(str(path.relative_to(self.root)), json.dumps({"wheels": [entry.file for entry in entries]}) + "\n")
+
+    def _plan(self, fingerprint: str) -> Path:
+        return self.root / "evidence" / "plans" / f"{fingerprint}.json"
 
     def add(self, wheel: Path, entry: Entry, evidence: dict[str, Any], logs: list[Path]) -> Path:
         """Move a checked wheel in, its evidence first; return where it lies now.
@@ -97,9 +112,10 @@ class Wheelhouse:
             self._write(name, text)
 
     def _write(self, name: str, text: str) -> None:
-        temporary = self.root / f".{name}.new"
+        path = self.root / name
+        temporary = path.with_name(f".{path.name}.new")
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.root / name)
+        temporary.replace(path)
 
 
 def describe(wheel: Path) -> dict[str, Any]:

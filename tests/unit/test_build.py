@@ -16,7 +16,7 @@ import pytest
 from demo_build import GENERATOR, build, counted, make_demo
 
 from smwheel.build.sandbox import BUILD_ID, kill_survivors, namespaces_unusable
-from smwheel.errors import BuildError, LockedError, VerifyError
+from smwheel.errors import BuildError, LockedError, VerifyError, VerifyIncompleteError
 from smwheel.locks import locked
 
 
@@ -202,3 +202,22 @@ def test_compilers_reach_no_network_and_write_nothing_but_their_work(tmp_path: P
     build(tmp_path, generator=spy)
     assert len((tmp_path / "work" / "route").read_text().splitlines()) <= 1, "there is a route out"
     assert not (tmp_path / "tree" / "spoilt").exists()
+
+
+def test_a_plan_of_which_only_a_part_was_made_is_not_unchanged(tmp_path: Path) -> None:
+    text = make_demo(tmp_path).plan.resolution.recipe.directory / "recipe.toml"
+    asking = text.read_text().replace('requirements = "requirements.txt"', 'requirements = "r.txt"\ncheck_here = ["."]')
+    asking = asking.replace('[versions."1.0"]\n', '[versions."1.0"]\ncheck = "check.py"\n')
+    script = tmp_path / "recipe" / "check.py"
+    answer = '{{"asked": 1, "found": {found}, "modules": [{{"module": "one", "problem": "{problem}"}}]}}'
+    script.write_text(f"print('{answer.format(found=0, problem='libcudart.so.13: cannot open')}')")
+    for _ in range(2):
+        with pytest.raises(VerifyError, match=r"one: libcudart\.so\.13: cannot open"):
+            build(tmp_path, recipe_text=asking)
+    assert not list((tmp_path / "wheelhouse").glob("*.whl"))
+    script.write_text("raise RuntimeError('no flashinfer here')")
+    with pytest.raises(VerifyIncompleteError, match="no flashinfer here"):
+        build(tmp_path, recipe_text=asking)
+    script.write_text(f"print('{answer.format(found=1, problem='')}')")
+    assert build(tmp_path, recipe_text=asking)
+    assert max(Counter(counted(tmp_path)).values()) == 1

@@ -38,8 +38,12 @@ def test_a_wheel_comes_with_its_evidence(tmp_path: Path) -> None:
     assert json.loads((evidence / "plan.json").read_text()) == {"a": 1}
     assert (evidence / "compile.log").read_text() == "said"
     assert house.entries() == [entry]
+    assert house.made_from("f" * 64) == [], "the plan is not finished"
+    house.complete("f" * 64, [entry])
     assert house.made_from("f" * 64) == [entry]
-    assert [path.name for path in (house.root / "evidence").iterdir()] == [evidence.name], "scratch was left"
+    placed.unlink()
+    assert house.made_from("f" * 64) == [], "a wheel of the plan is gone"
+    assert {path.name for path in (house.root / "evidence").iterdir()} == {evidence.name, "plans"}, "scratch was left"
 
 
 def test_a_wheel_that_is_gone_or_was_replaced_does_not_count(tmp_path: Path) -> None:

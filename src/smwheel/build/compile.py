@@ -67,7 +67,9 @@ def build_compiled(prepared: Prepared, reporter: Reporter) -> list[Entry]:
             for source, stored in _published(prepared)
         ]
         compiled = _compile(prepared, reporter)
-        return published + _pack(prepared, compiled, wheelhouse, reporter)
+        entries = published + _pack(prepared, compiled, wheelhouse, reporter)
+    wheelhouse.complete(prepared.plan.fingerprint, entries)
+    return entries
 
 
 def _published(prepared: Prepared) -> list[tuple[FileSource, Path]]:

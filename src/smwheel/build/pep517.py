@@ -98,6 +98,7 @@ def build_pep517(prepared: Prepared, reporter: Reporter) -> list[Entry]:
                 logs=sorted((site.work / "log").glob("*.log")),
             )
     reporter.line(f"compiled in {duration(built.seconds)}")
+    wheelhouse.complete(plan.fingerprint, [entry])
     return [entry]
 
 

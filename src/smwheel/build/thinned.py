@@ -85,6 +85,7 @@ def build_thinned(resolution: Resolution, options: Options, reporter: Reporter) 
             evidence={"thin.json": [file.as_json() for file in report.files]},
             logs=[],
         )
+    wheelhouse.complete(plan.fingerprint, [entry])
     reporter.line("upstream's binary cut down: it mends size, not faults; if the published wheel fails, so will this")
     return [entry]
 
