@@ -199,7 +199,7 @@ def _verify(wheel: Path, environment: dict[str, str]) -> dict[str, Any]:
     start = "from smwheel.cli import main; main()"
     command = [sys.executable, "-c", start, "verify", str(wheel), "--live", "--json"]
     verdicts = _said(command, environment).get("wheels", [])
-    return {result["code"]: result for verdict in verdicts for result in verdict["results"]}
+    return {result["code"]: result for verdict in verdicts for result in verdict["checks"]}
 
 
 def _trees(folder: Path) -> dict[str, Path]:

@@ -301,7 +301,7 @@ def moe_align_single_token(module: Any, _: list[str]) -> Iterator[Pair]:
     module.run(ids, order, owners, padded, 8)
     yield Pair("experts", owners, ints([2, 9, 17, 30]))
     yield Pair("tokens", order.view(4, 8)[:, 0], ints([1, 0, 3, 2]))
-    yield Pair("padding", order.view(4, 8)[:, 1:], torch.full((4, 7), 4))
+    yield Pair("padding", order.view(4, 8)[:, 1:], ints([[4] * 7] * 4))
     yield Pair("padded tokens", padded[:1], ints([32]))
 
 
