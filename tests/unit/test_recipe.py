@@ -1,7 +1,10 @@
 """Recipes and stacks: what they may say, and errors that name file, key and cure."""
 
+import json
+import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from smwheel import recipe, stack
@@ -100,3 +103,11 @@ def test_shipped_recipes_and_stacks_fit_each_other() -> None:
 def test_exactly_one_default_stack() -> None:
     assert stack.load(None).name == "sglang-0.5.23"
     assert stack.load(None).cuda_tag == "cu130"
+
+
+def test_the_published_schema_is_that_of_the_models_and_takes_every_shipped_recipe() -> None:
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "recipe.schema.json").read_text())
+    assert schema == recipe.Recipe.model_json_schema(), "run: python ci/make_recipe_schema.py"
+    for name in recipe.names():
+        data = tomllib.loads((recipe.recipes_dir() / name / "recipe.toml").read_text())
+        jsonschema.validate(data, schema)
