@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +108,7 @@ class Outcome:
             lines += [
                 "",
                 f"install   {PIP_INSTALL} --find-links {house} -r {house}/requirements.txt",
-                f"check     smwheel inspect {house}/{self.entries[-1].file}",
+                f"check     {_program()} verify {' '.join(f'{house}/{entry.file}' for entry in self.entries if entry.holds)}",
                 f"evidence  {house}/evidence/",
             ]
         return "\n".join(lines)
@@ -230,6 +231,12 @@ def _each(wish: Wish, action: Callable[[str], None], reporter: Reporter) -> dict
             if len(wish.recipes) > 1:
                 reporter.warn(f"{name}: {error}")
     return failures
+
+
+def _program() -> str:
+    """Return how this program was called, as short as it can be called again."""
+    called = Path(sys.argv[0]).absolute()
+    return str(called.relative_to(Path.cwd())) if called.is_relative_to(Path.cwd()) else "smwheel"
 
 
 def _headline(resolution: Resolution) -> str:

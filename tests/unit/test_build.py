@@ -185,6 +185,7 @@ def test_a_library_without_the_planned_code_never_reaches_the_wheelhouse(tmp_pat
         ('"id": f"{name}/{part}"', '"id": "same"', "twice"),
         ('"units": [*ids, f"{name}/so"]', '"units": [*ids]', "does not make its library"),
         ('"inputs": [f"{work}/{name}_a.o"', '"inputs": ["/nowhere.o"', "which no unit makes"),
+        ('"command": ["sh", "-c", script]', '"command": ["sh", "-c", "true\\ntrue"]', "holds a line break"),
     ],
 )  # fmt: skip
 def test_a_generator_that_breaks_the_protocol(tmp_path: Path, find: str, replace: str, message: str) -> None:

@@ -169,6 +169,8 @@ def _check(response: ModulesResponse, where: str) -> None:
         if units[module.units[-1]].output != module.library:
             raise BuildError(f"the last unit of module {module.name} does not make its library", where=where)
     for unit in response.units:
+        if any("\n" in word for word in unit.command):
+            raise BuildError(f"the command of unit {unit.id} holds a line break", where=where)
         absent = [path for path in unit.inputs if path not in outputs]
         if absent:
             raise BuildError(f"unit {unit.id} wants {absent[0]}, which no unit makes", where=where)
