@@ -105,10 +105,11 @@ class Outcome:
                 lines += [f"  {name}: NOT MADE", *(f"    {line}" for line in str(error).splitlines())]
         if self.entries:
             house = self.wheelhouse
+            ours = [f"{house}/{entry.file}" for entry in self.entries if entry.holds]
             lines += [
                 "",
                 f"install   {PIP_INSTALL} --find-links {house} -r {house}/requirements.txt",
-                f"check     {_program()} verify {' '.join(f'{house}/{entry.file}' for entry in self.entries if entry.holds)}",
+                f"check     {_program()} verify {' '.join(ours)}",
                 f"evidence  {house}/evidence/",
             ]
         return "\n".join(lines)
