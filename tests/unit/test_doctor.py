@@ -301,7 +301,16 @@ def test_an_environment_that_does_not_run(tmp_path: Path) -> None:
     broken.chmod(0o755)
     report = examine(machine(), read(tmp_path))
     assert f"{tmp_path} does not work: its Python does not run: no module named encodings" in first(report, "D201")
-    assert "it does not exist" in first(examine(machine(), read(tmp_path / "missing")), "D201")
+    broken.write_bytes(b"no program")
+    said = first(examine(machine(), read(tmp_path)), "D201")
+    assert said.endswith("its Python does not run: Exec format error.")
+
+
+def test_an_environment_that_is_not_there(tmp_path: Path) -> None:
+    report = examine(machine(), read(tmp_path / "missing"))
+    assert first(report, "D201") == f"There is no such directory: {tmp_path}/missing."
+    assert report.findings[0].cure == f"check the path {tmp_path}/missing"
+    assert "looked at nevertheless" not in report.findings[0].why
 
 
 def test_a_version_that_is_not_the_required_one(place: Place) -> None:

@@ -129,6 +129,16 @@ def test_a_virtual_environment_by_directory_and_by_interpreter(tmp_path: Path) -
     assert by_directory.torch is None
 
 
+def test_relative_paths_are_those_of_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv.create(tmp_path / ".venv", with_pip=False)
+    monkeypatch.chdir(tmp_path)
+    whole = environment.read(tmp_path / ".venv")
+    assert whole.problem == ""
+    assert environment.read(Path(".venv")) == whole
+    assert environment.read(Path(".venv/bin/python")) == whole
+    assert whole.python == tmp_path / ".venv/bin/python"
+
+
 def test_packages_beside_an_environment_count_as_they_do_for_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,16 @@ def test_command_in_an_environment_without_faults(tmp_path: Path) -> None:
     assert said["findings"] == []
 
 
+def test_an_interpreter_by_its_bare_name(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    said = json.loads(doctor("--python", "python3", "--json", status=0, PATH=f"{tmp_path}/env/bin:/usr/bin"))
+    assert said["environment"]["path"] == str(tmp_path / "env")
+
+
 def test_command_line_that_makes_no_sense(tmp_path: Path) -> None:
+    doctor("--python", str(tmp_path / "python"), status=2)
+    doctor("--python", "no-such-python", status=2)
+    doctor("--arch", "90", "--arch", "120", status=2)
     doctor("--env", "a", "--python", "b", status=2)
     doctor("--wheel", str(tmp_path / "missing.whl"), status=2)
 

@@ -106,7 +106,7 @@ def test_a_version_that_no_recipe_knows(place: Place) -> None:
 
 
 def test_environments_that_give_no_stack(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="it does not exist"):
+    with pytest.raises(UsageError, match="there is no such directory"):
         stack.load(f"from:{tmp_path / 'missing'}")
     with pytest.raises(UsageError, match="no Python interpreter"):
         stack.load(f"from:{place.root}")

@@ -206,14 +206,16 @@ class Environment:
 
 def read(target: Path) -> Environment:
     """Return the environment of an interpreter or a directory; one that cannot be read says so itself."""
+    target = target.absolute()  # not resolved: a virtual environment's interpreter is a link out of it
     python = target if target.is_file() else next((p for p in _interpreters(target) if p.is_file()), None)
     root = target.parent.parent if target.is_file() else target
     if python is None:
         sites = _sites_below(root)
         if sites:
             return Environment(root, None, None, sites)
-        missing = "there is no Python interpreter in it (bin/python)" if target.is_dir() else "it does not exist"
-        return Environment(root, None, None, (), problem=missing)
+        if not target.is_dir():
+            return Environment(root, None, None, (), problem="there is no such directory")
+        return Environment(root, None, None, (), problem="there is no Python interpreter in it (bin/python)")
     said = _ask(python)
     if isinstance(said, str):
         return Environment(root, python, None, _sites_below(root), problem=f"its Python does not run: {said}")
@@ -238,8 +240,10 @@ def _ask(python: Path) -> dict[str, Any] | str:
             [python, "-c", _ASK], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd="/"
         )
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+    except OSError as error:
+        return error.strerror or "it cannot be started"
+    except subprocess.TimeoutExpired:
+        return f"it gave no answer within {TIMEOUT} s"
     except (IndexError, ValueError):
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         return lines[-1]

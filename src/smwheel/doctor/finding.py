@@ -82,8 +82,10 @@ class Look:
                     unseen.append(one.text)
                 else:
                     found.append(Finding(self.code, self.level, one.sentence, one.why, one.cure, one.about))
-        except (SmwheelError, OSError) as error:
+        except SmwheelError as error:
             unseen.append(f"{self.title} ({self.code}): {error}")
+        except OSError as error:
+            unseen.append(f"{self.title} ({self.code}): {error.filename}: {error.strerror}")
         return found, unseen
 
 

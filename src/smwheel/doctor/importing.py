@@ -117,8 +117,10 @@ def _import(python: Path, module: str) -> list[str]:
             done = subprocess.run(
                 command, cwd=work, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return [str(error)]
+        except OSError as error:
+            return [f"{python} cannot be started: {error.strerror}"]
+        except subprocess.TimeoutExpired:
+            return [f"the import did not end within {TIMEOUT} s"]
         if not response.is_file():
             lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
             return [f"the process ended without an answer: {lines[-1]}"]

@@ -36,10 +36,17 @@ _LATER = 5.0
 def environment_unusable(case: Case) -> Iterable[Found | NotSeen]:
     """Look for an interpreter that runs, and for torch where kernels are installed."""
     environment = case.environment
-    if environment.problem:
+    if environment.problem and not environment.root.exists():
+        yield Found(
+            f"There is no such directory: {environment.root}.",
+            "No environment can be judged without it.",
+            f"check the path {environment.root}",
+        )
+    elif environment.problem:
         yield Found(
             f"The Python environment {environment.root} does not work: {environment.problem}.",
-            "Nothing in it can start. What lies in its directories was looked at nevertheless.",
+            "Nothing in it can start."
+            + (" What lies in its directories was looked at nevertheless." if environment.sites else ""),
             "make the environment again, or name another one: smwheel doctor --env DIR",
         )
     needing = [one for one in case.packages if _needs_torch(one)]
