@@ -40,6 +40,7 @@ def machine(*gpus: Gpu, driver: Mapping[str, str] | None = None, **changes: Any)
     driven = Driver(**({"version": "580.95.05", "cuda": "13.0"} | dict(driver or {})), gpus=gpus or (gpu(),))
     made: dict[str, Any] = {
         "driver": driven,
+        "processor": "x86_64",
         "devices": 1,
         "shared_memory": 16 * GIB,
         "libraries": {"libcuda.so.1": Path("/usr/lib/libcuda.so.1")},

@@ -43,13 +43,14 @@ def test_the_right_code_for_another_torch(place: Place) -> None:
     place.torch("2.10.0", "12.8").install("sgl-kernel", "0.3.21", kernels("0.3.21", "80", "90a", "120a"))
     report = place.examine(machine(libraries=WITH_NUMA))
     assert first(report, "D501") == (
-        "sgl-kernel 0.3.21 cannot be loaded: your wheel holds sm_120a, the right code for your NVIDIA RTX PRO 6000 "
-        "(compute capability 12.0), but its torch symbols are from another torch (built for torch 2.9.1; here is torch "
-        "2.10.0)."
+        "sgl-kernel 0.3.21 cannot be loaded: it was built for torch 2.9.1, and torch 2.10.0 is installed; your wheel "
+        "holds sm_120a, the right code for your NVIDIA RTX PRO 6000 (compute capability 12.0), but its torch symbols "
+        "are from another torch."
     )
     assert "No architecture is missing" in report.findings[0].why
     assert report.findings[0].cure == (
-        f"smwheel build sgl-kernel --arch 120 --stack from:{place.root}, which compiles it against this torch"
+        f"smwheel build sgl-kernel --arch 120 --stack from:{place.root}  "
+        f"# or: {place.root}/bin/python -m pip install torch==2.9.1"
     )
     assert report.exit_code == 19
 
@@ -58,7 +59,8 @@ def test_the_same_beside_a_torch_of_another_cuda(place: Place) -> None:
     place.torch().install("sgl-kernel", "0.3.21", kernels("0.3.21", "80", "90a", "120a"))
     report = place.examine(machine(libraries=WITH_NUMA))
     assert "your wheel holds sm_120a" in first(report, "D501", "D401")
-    assert report.findings[0].cure.endswith("install --force-reinstall --no-deps sglang-kernel==0.4.10")
+    assert "install --force-reinstall --no-deps sglang-kernel==0.4.10  # or: " in report.findings[0].cure
+    assert report.findings[0].cure.endswith("install torch==2.9.1")
     assert "uninstall -y sgl-kernel &&" in report.findings[0].cure
 
 
@@ -67,7 +69,7 @@ def test_where_the_server_wants_the_other_torch_that_is_the_cure(place: Place) -
     place.install("sglang", "0.5.9", requires=["torch==2.9.1", "sgl-kernel==0.3.21"])
     report = place.examine(machine(libraries=WITH_NUMA))
     assert "its torch symbols are from another torch" in first(report, "D501", "D203")
-    assert "install 'torch==2.9.1' (which the installed server requires, too)" in report.findings[0].cure
+    assert "install 'torch==2.9.1'  # the installed server requires it, too" in report.findings[0].cure
 
 
 def test_without_a_gpu_the_same_is_said_without_naming_one(place: Place) -> None:
@@ -187,8 +189,8 @@ def test_cuda_majors_mixed(place: Place) -> None:
     library = shared("", needed=["libcudart.so.12", "libnvrtc.so.12"], fatbin=region_for("120a"))
     place.torch().install("sglang-kernel", "0.4.10", {"sgl_kernel/sm100/common_ops.abi3.so": library})
     said = first(place.examine(), "D401")
-    assert "is built for CUDA 12, and torch 2.14.1 (CUDA 13.0) brings the libraries of CUDA 13" in said
-    assert "libcudart.so.12, libnvrtc.so.12 will not be found" in said
+    assert "is built for CUDA 12, but torch 2.14.1 uses CUDA 13." in said
+    assert "Not found will be: libcudart.so.12, libnvrtc.so.12." in said
 
 
 def test_two_cuda_runtimes(place: Place) -> None:
@@ -382,6 +384,33 @@ def test_the_public_wheel_in_the_place_of_ours(place: Place, tmp_path: Path) -> 
         f"{mine.name} is not what is installed: sglang-kernel 0.4.10 is the public wheel of the same package."
     )
     assert report.findings[0].cure.endswith(str(mine))
+
+
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [
+        ("cp310-abi3-manylinux2014_aarch64", "aarch64, this machine is x86_64"),
+        ("cp310-abi3-win_amd64", "win_amd64, this machine is x86_64"),
+        ("cp311-cp311-linux_x86_64", "another Python (cp311-cp311), this is Python 3.12"),
+        ("cp313-abi3-linux_x86_64", "another Python (cp313-abi3), this is Python 3.12"),
+        ("cp310-abi3-manylinux_2_28_x86_64", ""),
+        ("cp312-cp312-linux_x86_64", ""),
+        ("py3-none-any", ""),
+    ],
+)
+def test_a_wheel_for_another_machine(place: Place, tmp_path: Path, tag: str, said: str) -> None:
+    files = kernels("0.4.10", *PUBLIC).items()
+    made = write_wheel(tmp_path, distribution="sglang-kernel", version="0.4.10", tags=[tag], files=files)
+    report = place.torch().examine(wheels=(made,))
+    assert codes(report) == (["D210"] if said else [])
+    if not said:
+        assert report.sentence == (
+            "Nothing wrong was found: sglang-kernel 0.4.10 (given with --wheel, not installed) should work in "
+            f"{place.root} on compute capability 12.0."
+        )
+    if said:
+        assert report.sentence == f"sglang-kernel 0.4.10: this wheel is for {said}; pip will refuse it."
+        assert "install --no-deps sglang-kernel==0.4.10" in report.findings[0].cure
 
 
 def test_packages_of_one_release_apart(place: Place) -> None:

@@ -130,7 +130,7 @@ def test_command_and_schema(tmp_path: Path) -> None:
     assert said["sentence"] == said["findings"][0]["sentence"]
     assert said["environment"]["packages"][0]["libraries"][0]["architectures"] == ["120a"]
     text = doctor(status=19, VIRTUAL_ENV=str(place.root))
-    assert "1. sgl-kernel 0.3.21 cannot be loaded: your wheel holds sm_120a" in text
+    assert "1. sgl-kernel 0.3.21 cannot be loaded: it was built for torch 2.9.1" in text
     assert "to do" in text
     assert "Could not be looked at:" in text
 

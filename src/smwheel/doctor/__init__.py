@@ -18,6 +18,7 @@ from smwheel.doctor import (
     packages,
     serving_findings,
     torch_findings,
+    wheel_findings,
 )
 from smwheel.doctor.case import Case
 from smwheel.doctor.finding import Finding, registered
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     machine_findings,
+    wheel_findings,
     install_findings,
     code_findings,
     library_findings,

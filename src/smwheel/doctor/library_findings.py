@@ -43,8 +43,8 @@ def cuda_majors_mixed(case: Case) -> Iterable[Found]:
             continue
         needed = ", ".join(soname for soname, _ in wrong)
         yield Found(
-            f"{package.title} is built for CUDA {joined(sorted(map(str, majors)))}, and {torch.title} brings the "
-            f"libraries of CUDA {torch.cuda_major}: {needed} will not be found.",
+            f"{package.title} is built for CUDA {joined(sorted(map(str, majors)))}, but torch {torch.version} uses "
+            f"CUDA {torch.cuda_major}. Not found will be: {needed}.",
             f"Installing CUDA {min(majors)} beside it would load two CUDA runtimes into one process; the package "
             f"must be "
             "of torch's CUDA.",
@@ -121,8 +121,7 @@ def library_missing(case: Case) -> Iterable[Found | NotSeen]:
         )
     elif driver_needed:
         yield NotSeen(
-            f"importing {joined(driver_needed)} fails on this machine, because it has no NVIDIA driver (libcuda.so.1); "
-            "where the GPU is, the driver brings it"
+            f"Importing {joined(driver_needed)} was not tried: this machine has no NVIDIA driver (libcuda.so.1)."
         )
 
 

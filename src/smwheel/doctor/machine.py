@@ -24,11 +24,13 @@ _DISPLAY_CLASS = "0x03"
 class Machine:
     """Everything that findings may look at; tests make their own.
 
-    `devices` is how many NVIDIA display devices are on the PCI bus, whether a driver sees them or not. `libraries`
-    maps the names that the system's loader knows to their files.
+    `processor` is the kernel's name of its kind, e.g. x86_64. `devices` is how many NVIDIA display devices are on the
+    PCI bus, whether a driver sees them or not. `libraries` maps the names that the system's loader knows to their
+    files.
     """
 
     driver: Driver = field(default_factory=lambda: Driver(problem="nobody looked"))
+    processor: str = ""
     devices: int = 0
     container: bool = False
     shared_memory: int | None = None
@@ -60,6 +62,7 @@ def look() -> Machine:
     """Look at the machine that this runs on; what cannot be seen stays empty."""
     return Machine(
         driver=gpu.read(),
+        processor=os.uname().machine,
         devices=_devices(Path("/sys/bus/pci/devices")),
         container=_in_container(),
         shared_memory=_size(Path("/dev/shm")),  # noqa: S108 - looked at, not written to

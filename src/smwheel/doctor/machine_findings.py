@@ -47,8 +47,12 @@ def no_driver(case: Case) -> Iterable[Found | NotSeen]:
         return
     if not case.machine.devices:
         yield NotSeen(
-            f"GPU and driver: {driver.problem}, and no NVIDIA device is here. Code is judged for "
-            + (f"--arch {case.asked.number}." if case.asked else "no GPU; give one with --arch, e.g. --arch 120.")
+            f"GPU and driver: {driver.problem}, and no NVIDIA device is here. "
+            + (
+                f"Code is judged for --arch {case.asked.number}."
+                if case.asked
+                else "Whether the code fits a GPU was not judged; say which with --arch 120."
+            )
         )
     elif case.machine.container:
         yield Found(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from smwheel.doctor.environment import public
 from smwheel.doctor.knowledge import KnownPackage, data_for
 from smwheel.errors import MalformedError
 from smwheel.wheels import fatbin
@@ -51,6 +52,11 @@ class Package:
     def title(self) -> str:
         """Name and version, as printed."""
         return f"{self.name} {self.version}"
+
+    @property
+    def public(self) -> str:
+        """The version without its local part."""
+        return public(self.version)
 
     @property
     def ours(self) -> bool:

@@ -18,7 +18,23 @@ FORMAT = 1
 
 # What stops everything comes first; of what is wrong with one package, the cause that others are blamed for in vain.
 ORDER = (
-    *("D201", "D102", "D101", "D202", "D204", "D206", "D209", "D501", "D502", "D302", "D301", "D304", "D401", "D403"),
+    *(
+        "D201",
+        "D210",
+        "D102",
+        "D101",
+        "D202",
+        "D204",
+        "D206",
+        "D209",
+        "D501",
+        "D502",
+        "D302",
+        "D301",
+        "D304",
+        "D401",
+        "D403",
+    ),
     *("D207", "D205", "D303", "D402", "D601", "D208", "D203", "D603", "D604", "D602", "D605", "D503", "D701"),
     *("D103", "D104", "D504", "D606"),
 )
@@ -45,6 +61,19 @@ class Report:
             return self.findings[0].sentence
         names = joined([one.title for one in self.case.packages])
         looked = f"in {self.case.environment.root}" + (f" ({names})" if names else ", which holds no kernel packages")
+        if not self.case.gpus and any(one.code for package in self.case.packages for one in package.libraries):
+            return (
+                f"No fault was found {looked}, but whether the code fits a GPU was not judged: "
+                "no GPU here and no --arch."
+            )
+        given = self.case.wheels
+        if given:
+            titles = joined([one.title for one in given])
+            on = joined([gpu.capability for gpu in self.case.gpus])
+            return (
+                f"Nothing wrong was found: {titles} (given with --wheel, not installed) should work in "
+                f"{self.case.environment.root}" + (f" on compute capability {on}." if on else ".")
+            )
         return f"Nothing wrong was found {looked}."
 
     @property

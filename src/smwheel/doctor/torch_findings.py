@@ -53,11 +53,10 @@ def another_torch(case: Case) -> Iterable[Found]:
             continue
         names = sorted(set().union(*missing.values()))
         fits = torchsymbols.matching(one.facts for one in libraries if one.facts)
-        built_for = f"built for torch {fits[-1][0]}" if fits else "from another torch"
+        built = f"for torch {fits[-1][0]}" if fits else "for another torch"
         yield Found(
-            f"{package.title} cannot be loaded: your wheel {_holds(case, package)}, but its torch symbols are from "
-            f"another "
-            f"torch ({built_for}; here is torch {torch.version}).",
+            f"{package.title} cannot be loaded: it was built {built}, and torch {torch.version} is installed; your "
+            f"wheel {_holds(case, package)}, but its torch symbols are from another torch.",
             f"It asks torch for {len(names)} C++ names that torch {torch.version} does not have, e.g. "
             f"{readable(names[0])}. No architecture is missing and building it again for the GPU alone changes "
             f"nothing; "
@@ -76,7 +75,8 @@ def _holds(case: Case, package: Package) -> str:
 
 def _another_build(case: Case, package: Package, torch: Torch, fits: str) -> str:
     if fits and (wanted := _wanted_torch(case, torch, fits)):
-        return f"{case.environment.pip} install '{wanted}' (which the installed server requires, too)"
+        return f"{case.environment.pip} install '{wanted}'  # the installed server requires it, too"
+    other_torch = f"  # or: {case.environment.pip} install torch=={fits}" if fits else ""
     if package.known:
         recipe = recipe_of(package.known.recipe)
         for version, data in recipe.versions.items():
@@ -84,8 +84,9 @@ def _another_build(case: Case, package: Package, torch: Torch, fits: str) -> str
                 name = data.distribution or recipe.name
                 other = name != package.name and package.wheel is None
                 uninstall = f"{case.environment.pip} uninstall -y {package.name} && " if other else ""
-                return f"{uninstall}{case.environment.pip} install --force-reinstall --no-deps {name}=={version}"
-        return f"{case.build(package.known.recipe)}, which compiles it against this torch"
+                install = f"{case.environment.pip} install --force-reinstall --no-deps {name}=={version}"
+                return f"{uninstall}{install}{other_torch}"
+        return f"{case.build(package.known.recipe)}{other_torch}"
     if fits:
         return f"{case.environment.pip} install torch=={fits}"
     return f"install a build of {package.name} that is made for torch {torch.version}"
