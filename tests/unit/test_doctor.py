@@ -93,6 +93,29 @@ def test_code_for_another_gpu(place: Place) -> None:
     assert "smwheel build sgl-kernel --arch 90 " in report.findings[0].cure
 
 
+def test_the_cure_for_a_wheel_that_is_not_installed_names_no_environment(place: Place, tmp_path: Path) -> None:
+    files = kernels("0.4.10", "120a").items()
+    tags = ["cp310-abi3-manylinux_2_28_x86_64"]
+    made = write_wheel(tmp_path, distribution="sglang-kernel", version="0.4.10", tags=tags, files=files)
+    report = place.torch().examine(machine(gpu("90")), wheels=(made,))
+    first(report, "D301")
+    assert report.findings[0].cure == "smwheel build sgl-kernel --arch 90"
+
+
+@pytest.mark.parametrize(
+    ("card", "cure"),
+    [
+        ("75", "use another GPU: no version of sgl-kernel supports compute capability 7.5"),
+        ("86", "install the published sgl-kernel: its sm_80 runs on compute capability 8.6"),
+    ],
+)
+def test_no_cure_proposes_an_architecture_without_a_recipe(place: Place, card: str, cure: str) -> None:
+    place.torch().install("sglang-kernel", "0.4.10", kernels("0.4.10", "120a"))
+    report = place.examine(asked=Arch.parse(card))
+    first(report, "D301")
+    assert report.findings[0].cure == cure
+
+
 def test_suffix_a_is_for_exactly_its_gpu(place: Place) -> None:
     place.torch().install("sglang-kernel", "0.4.10", kernels("0.4.10", "120a"))
     assert "it holds code for sm_120a" in first(place.examine(machine(gpu("121"))), "D301")
@@ -294,6 +317,7 @@ def test_torch_without_cuda(place: Place) -> None:
     place.torch("2.13.0", "").install("sglang-kernel", "0.4.10", kernels("0.4.10", *PUBLIC))
     said = first(place.examine(), "D202")
     assert said == "torch 2.13.0 is the build without CUDA, and sglang-kernel 0.4.10 needs the one with CUDA."
+    assert not any("torch" in one or "sglang-kernel" in one for one in place.examine().fine)
 
 
 def test_an_environment_that_does_not_run(tmp_path: Path) -> None:

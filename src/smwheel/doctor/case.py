@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from smwheel.arch import GPUS, Arch
+from smwheel.doctor.knowledge import recipe_of
 from smwheel.doctor.loading import Loading
 
 if TYPE_CHECKING:
@@ -69,8 +70,21 @@ class Case:
         return str(self.gpus[0].number) if self.gpus else "120"
 
     def build(self, recipe: str) -> str:
-        """Return the command that makes a package for this environment and GPU."""
-        return f"smwheel build {recipe} --arch {self.arch_option} --stack from:{self.environment.root}"
+        """Return the command that makes a package for this environment and GPU, or that nothing can make it.
+
+        Of a wheel that is not installed the environment says nothing: the default stack is taken then.
+        """
+        targets = [one for data in recipe_of(recipe).versions.values() for one in data.targets]
+        for gpu in self.gpus[:1]:
+            if any(gpu.code in (*one.request, one.code) for one in targets):
+                continue
+            runs = next((one.code for one in targets if Arch.parse(one.code).loads_on(gpu)), "")
+            if runs:
+                return f"install the published {recipe}: its sm_{runs} runs on compute capability {gpu.capability}"
+            return f"use another GPU: no version of {recipe} supports compute capability {gpu.capability}"
+        given = any(one.known and one.known.recipe == recipe for one in self.wheels)
+        stack = "" if given else f" --stack from:{self.environment.root}"
+        return f"smwheel build {recipe} --arch {self.arch_option}{stack}"
 
 
 def listed(archs: set[Arch]) -> str:

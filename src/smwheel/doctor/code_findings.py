@@ -89,7 +89,7 @@ def code_for_another_gpu(case: Case) -> Iterable[Found | NotSeen]:
             f"{package.title} is made for other GPUs: it holds code for {listed(package.cubins()) or 'none'}, and "
             f"{joined([case.gpu_name(gpu) for gpu in lacking])} cannot run that.",
             "The first kernel would end with 'no kernel image is available for execution on the device'.",
-            f"{case.build(package.known.recipe)}, then install what it makes",
+            case.build(package.known.recipe),
             package.name,
         )
 
@@ -108,7 +108,7 @@ def code_never_opened(case: Case) -> Iterable[Found]:
             f"{able[0].name}.",
             f"On compute capability {gpu.capability} its loader opens {within}/, and that file {there}. It never looks "
             f"into {able[0].name.rpartition('/')[0]}/.",
-            f"{case.build(package.known.recipe if package.known else '')}, which puts the code where it is looked for",
+            case.build(package.known.recipe) if package.known else f"install another build of {package.name}",
             package.name,
         )
 
@@ -130,7 +130,7 @@ def not_for_all_gpus(case: Case) -> Iterable[Found]:
             f"It holds code for {listed(package.cubins())} only. A server that spans both ends with 'no kernel image "
             f"is "
             "available for execution on the device'.",
-            f"CUDA_VISIBLE_DEVICES={','.join(indices)} (serve on the GPUs that it is made for)",
+            f"CUDA_VISIBLE_DEVICES={','.join(indices)}  # serve on the GPUs that it is made for",
             package.name,
         )
 
@@ -150,7 +150,7 @@ def ptx_too_new(case: Case) -> Iterable[Found]:
                     f"driver {case.machine.driver.version} (CUDA {supported}) cannot compile.",
                     "Machine code of a newer CUDA runs on this driver; PTX does not: 'the provided PTX was compiled "
                     "with an unsupported toolchain'.",
-                    f"{case.build(package.known.recipe)}, which makes machine code"
+                    case.build(package.known.recipe)
                     if package.known
                     else f"update the driver to one for CUDA {made_by}",
                     package.name,

@@ -74,7 +74,7 @@ def torch_without_cuda(case: Case) -> Iterable[Found]:
             "Its libraries ask for libc10_cuda.so and libtorch_cuda.so, which only that build has; the first message "
             "may "
             "be about libnvrtc or libcudart instead.",
-            f"{case.environment.pip} install --force-reinstall torch=={torch.version} (from an index with CUDA builds)",
+            f"{case.environment.pip} install --force-reinstall torch=={torch.version}  # from an index with CUDA",
         )
 
 
@@ -129,7 +129,7 @@ def editable_without_library(case: Case) -> Iterable[Found]:
             "An editable install takes Python code from the source tree; its CUDA code must be built into that tree, "
             "and "
             "was not.",
-            f"{case.build(package.known.recipe)}, and install the wheel in the place of the editable install",
+            case.build(package.known.recipe),
             package.name,
         )
 
@@ -161,7 +161,7 @@ def files_changed(case: Case) -> Iterable[Found | NotSeen]:
             f"{wrong[0]}.",
             f"{ours}, by another wheel of the same package or by hand; its version number says nothing any more.",
             f"{case.environment.pip} install --force-reinstall --no-deps {package.name}=={package.version}"
-            + (" (from your wheelhouse)" if package.ours else ""),
+            + ("  # from your wheelhouse" if package.ours else ""),
             package.name,
         )
 

@@ -68,7 +68,7 @@ def _foreign(case: Case, package: Package, majors: set[int]) -> list[tuple[str, 
 def _of_this_cuda(case: Case, package: Package) -> str:
     if package.known is None:
         return f"install the build of {package.name} for CUDA {case.environment.torch and case.environment.torch.cuda}"
-    return f"{case.build(package.known.recipe)}, then install what it makes"
+    return case.build(package.known.recipe)
 
 
 @look_for("D402", "Two CUDA runtimes would be loaded into one process.")
@@ -117,7 +117,7 @@ def library_missing(case: Case) -> Iterable[Found | NotSeen]:
             f"cannot "
             "be loaded.",
             "nvidia-smi works and the loader does not know where the driver's library lies.",
-            "sudo ldconfig (or add the directory of libcuda.so.1 to LD_LIBRARY_PATH)",
+            "sudo ldconfig  # or add the directory of libcuda.so.1 to LD_LIBRARY_PATH",
         )
     elif driver_needed:
         yield NotSeen(
@@ -165,7 +165,7 @@ def _how_to_bring(case: Case, package: Package, soname: str) -> tuple[str, str]:
     if lies:
         return (
             f"It lies in the environment as {lies}, where neither torch nor the package looks for it.",
-            f"export LD_LIBRARY_PATH={lies.parent} (before the program is started)",
+            f"export LD_LIBRARY_PATH={lies.parent}  # before the program is started",
         )
     if known:
         release = (

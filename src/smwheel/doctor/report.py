@@ -162,11 +162,13 @@ def what_is_fine(case: Case, findings: list[Finding]) -> list[str]:
     driver, torch = case.machine.driver, case.environment.torch
     if driver.version:
         fine.append(f"driver {driver.version}" + (f", for CUDA up to {driver.cuda}" if driver.cuda else ""))
-    if torch:
+    faults = [one for one in findings if one.level is Level.FAULT]
+    faulty = {one.about for one in faults}
+    if torch and "torch" not in faulty and not any(one.code == "D202" for one in faults):
         fine.append(torch.title)
-    faulty = {one.about for one in findings}
     for package in case.packages:
-        if package.name not in faulty:
+        # Some faults are of several packages: those name each in their sentence.
+        if package.name not in faulty and not any(package.title in one.sentence for one in faults):
             code = listed(package.cubins())
             fine.append(f"{package.title}: " + (f"code for {code}" if code else "no GPU code of its own"))
     return fine

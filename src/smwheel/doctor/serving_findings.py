@@ -103,7 +103,7 @@ def _passed_over(case: Case, rule: Provider, provider: Distribution) -> tuple[st
     if case.environment.module(rule.module) is None:
         return (
             f"{name}, through which it is asked for, is not installed",
-            f"{pip} install --no-deps {name}=={provider.version} (it was made together with it)",
+            f"{pip} install --no-deps {name}=={provider.version}  # it was made together with it",
         )
     if shim and shim.version != provider.version and shim.public == provider.public:
         return (
@@ -241,7 +241,7 @@ def tool_not_on_path(case: Case) -> Iterable[Found]:
                 f"is not on "
                 "PATH.",
                 "Programs in the environment are found only while it is activated.",
-                f"source {case.environment.root}/bin/activate (before the server is started)",
+                f"source {case.environment.root}/bin/activate  # before the server is started",
                 distribution.name,
             )
             return
