@@ -115,6 +115,8 @@ def resolve(
     target = _target(recipe, data, stack, request)
     arch = Arch.parse(target.code)
     arch.require_cuda(stack.cuda_version)
+    if modules is not None and modules_from is not None:
+        raise UsageError("--modules and --modules-from exclude each other", cure="give one of them")
     decision = _strategy(recipe, version, data, strategy) or decide(recipe, version, _ground(stack), arch)
     chosen = decision.strategy
     compiled = chosen == "compile"

@@ -143,6 +143,6 @@ def parse_size(text: str | None) -> int | None:
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{text!r} is no size", cure="write it as 24G or 512M (GiB, MiB)")
+    if match is None or not 0 < float(match[1]) < 1e6:
+        raise UsageError(f"{text[:40]!r} is no size", where="--memory", cure="write it as 24G or 512M (GiB, MiB)")
     return int(float(match[1]) * (1 << {"K": 10, "M": 20, "G": 30, "T": 40}[match[2].upper()]))

@@ -57,9 +57,12 @@ class Wheelhouse:
         """Return what is there, oldest first; a wheel that is gone or was replaced by other bytes does not count."""
         found = []
         for path in sorted(self.root.glob("evidence/*/entry.json")):
-            entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
+            try:
+                entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError):
+                continue  # damaged, or of another version of smwheel: its wheel is made again
             wheel = self.root / entry.file
-            if wheel.is_file() and wheel.stat().st_size == entry.size:
+            if wheel.is_file() and wheel.stat().st_size == entry.size and file_digest(wheel) == entry.sha256:
                 found.append(entry)
         return sorted(found, key=lambda entry: entry.made)
 
@@ -68,8 +71,11 @@ class Wheelhouse:
         path = self._plan(fingerprint)
         if not path.is_file():
             return []
+        try:
+            files = [str(file) for file in json.loads(path.read_text(encoding="utf-8"))["wheels"]]
+        except (ValueError, TypeError, KeyError):
+            return []
         by_file = {entry.file: entry for entry in self.entries()}
-        files = json.loads(path.read_text(encoding="utf-8"))["wheels"]
         return [by_file[file] for file in files] if all(file in by_file for file in files) else []
 
     def complete(self, fingerprint: str, entries: list[Entry]) -> None:

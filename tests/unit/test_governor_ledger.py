@@ -143,3 +143,10 @@ def test_costs_shows_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run(app, ["costs", "lib", "--export", str(export)]).exit_code == 0
     assert [r.unit for r in read_costs_tsv(export)] == ["m/u.cu"]
     assert run(app, ["costs", "--export", str(export)]).exception.cure.startswith("name the recipe")  # type: ignore[union-attr]
+
+
+def test_a_damaged_ledger_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "costs.sqlite"
+    path.write_bytes(b"no database" * 1000)
+    assert Ledger(path).all() == []
+    assert path.with_suffix(".damaged").read_bytes().startswith(b"no database")

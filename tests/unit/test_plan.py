@@ -1,6 +1,7 @@
 """Resolving recipe × architecture × stack, fingerprints and version labels."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,11 @@ def test_profiles() -> None:
         resolve(FLASHINFER, DEFAULT, Arch.parse("120"), profile="ful")
     with pytest.raises(UsageError, match="goes with neither"):
         resolve(FLASHINFER, DEFAULT, Arch.parse("120"), profile="core", modules=("norm",))
+
+
+def test_two_ways_to_choose_modules_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        resolve(FLASHINFER, DEFAULT, Arch.parse("120"), modules=("norm",), modules_from=tmp_path)
 
 
 def test_a_strategy_the_package_does_not_have() -> None:

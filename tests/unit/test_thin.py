@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
 import zipfile
@@ -303,3 +304,26 @@ def test_report_is_json_of_what_was_done(tmp_path: Path, fat: Path) -> None:
     assert {key: printed[key] for key in inside} == inside
     (kept,) = [file["kept"] for file in inside["files"] if file["kept"]]
     assert kept == {"120a": 2}
+
+
+def test_a_wheel_that_is_not_what_it_says_is_refused(tmp_path: Path, fat: Path) -> None:
+    with zipfile.ZipFile(fat) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    info = next(name for name in members if name.endswith("/METADATA"))
+    spoilt = {
+        "METADATA says other 9.9": members | {info: b"Metadata-Version: 2.1\nName: other\nVersion: 9.9\n"},
+        "RECORD does not list pkg/stranger.py": members | {"pkg/stranger.py": b""},
+    }
+    for message, content in spoilt.items():
+        path = tmp_path / "spoilt" / fat.name
+        path.parent.mkdir(exist_ok=True)
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+        with pytest.raises(MalformedError, match=message):
+            thin_wheel(path, tmp_path / "out", GPU)
+    fifo = tmp_path / "pipe" / fat.name
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)
+    with pytest.raises(MalformedError, match="no regular file"):
+        Wheel(fifo)

@@ -56,6 +56,26 @@ def test_a_wheel_that_is_gone_or_was_replaced_does_not_count(tmp_path: Path) -> 
     assert house.entries() == []
 
 
+def test_damage_is_not_taken_for_a_wheel(tmp_path: Path) -> None:
+    house = Wheelhouse(tmp_path / "house")
+    wheel = make_wheel(tmp_path / "made", "1.0+cu130")
+    entry = entry_of(wheel, "1.0+cu130")
+    placed = house.add(wheel, entry, {}, [])
+    house.complete("f" * 64, [entry])
+    flipped = bytearray(placed.read_bytes())
+    flipped[40] ^= 1
+    placed.write_bytes(flipped)
+    assert house.made_from("f" * 64) == [], "one byte differs, the size does not"
+    placed.write_bytes(wheel.read_bytes())
+    document = house.root / "evidence" / placed.name.removesuffix(".whl") / "entry.json"
+    for damage in (b"", b"[]", b'{"file": 1}', b"\xff"):
+        document.write_bytes(damage)
+        assert house.entries() == []
+    for damage in (b"", b"[]", b'{"wheels": null}'):
+        (house.root / "evidence" / "plans" / f"{'f' * 64}.json").write_bytes(damage)
+        assert house.made_from("f" * 64) == []
+
+
 def test_pip_takes_exactly_our_wheel_where_a_higher_version_is_offered(tmp_path: Path) -> None:
     house = Wheelhouse(tmp_path / "house")
     wheel = make_wheel(tmp_path / "made", "1.0+cu130")

@@ -14,10 +14,19 @@ from pathlib import Path
 _NAME = "generated-sources.json"
 
 
+def _read(record: Path) -> dict[str, list[object]]:
+    """Return what the last call kept; nothing where it is damaged, for it only saves time."""
+    try:
+        found = json.loads(record.read_text())
+        return {source: [content, time] for source, (content, time) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
 def keep(work: Path, sources: list[str]) -> None:
     """Set back the time of each source (a path, or nothing) whose content is that of the last call."""
     record = work / _NAME
-    before: dict[str, list[object]] = json.loads(record.read_text()) if record.is_file() else {}
+    before = _read(record)
     after = {}
     for source in filter(None, dict.fromkeys(sources)):
         path = Path(source)

@@ -6,7 +6,7 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
-from smwheel.errors import VerifyError
+from smwheel.errors import HashMismatchError
 from smwheel.pipeline import plan_document
 from smwheel.plan import Plan
 from smwheel.progress import Reporter, size
@@ -46,11 +46,15 @@ def admit_published(wheel: Path, plan: Plan, sha256: str, *, wheelhouse: Wheelho
     """Copy upstream's own wheel, unchanged, into the wheelhouse.
 
     Raises:
-        VerifyError: the stored file is not the one that the recipe pins.
+        HashMismatchError: the stored file is not the one that the recipe pins.
     """
     entry = entry_of(wheel, plan, level="published", holds={})
     if entry.sha256 != sha256:
-        raise VerifyError("the stored file has other bytes than the recipe pins", where=wheel.name)
+        raise HashMismatchError(
+            "the stored file has other bytes than the recipe pins",
+            where=str(wheel),
+            cure="delete it: it is fetched again",
+        )
     wheelhouse.add(wheel, entry, {"plan.json": plan_document(plan)}, [])
     reporter.stage("wheel", f"{entry.file} ({size(entry.size)}, upstream's own): you can install this now")
     return entry

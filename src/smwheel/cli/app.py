@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smwheel import __version__
-from smwheel.errors import SmwheelError
+from smwheel.errors import SmwheelError, SystemNeedError
 
 app = typer.Typer(
     name="smwheel",
@@ -68,6 +68,12 @@ def main() -> None:
         app()
     except SmwheelError as error:
         fail(error, as_json=as_json)
+    except OSError as error:
+        place = str(error.filename or "")
+        problem = SystemNeedError(
+            error.strerror or str(error), where=place, cure="look at that path: its kind, its permissions, free space"
+        )
+        fail(problem, as_json=as_json)
     except Exception:  # noqa: BLE001  # the last resort: our fault, said so, with all that helps to mend it
         traceback.print_exc()
         stderr.print("[bold red]error[/]: this is a fault in smwheel itself; please report the lines above")

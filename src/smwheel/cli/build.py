@@ -232,10 +232,17 @@ def _wish(
         arch=Arch.parse(arch) if arch else gpu.the_architecture(),
         stack=chosen_stack,
         profile=profile,
-        modules=tuple(part.strip() for part in modules.split(",")) if modules else None,
+        modules=None if modules is None else _patterns(modules),
         modules_from=modules_from,
         strategy=_strategy(strategy),
     )
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise UsageError(f"{text!r} names no modules", where="--modules", cure="e.g. --modules 'norm,batch_prefill*'")
+    return parts
 
 
 def _strategy(text: str | None) -> Strategy | None:

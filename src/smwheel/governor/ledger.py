@@ -87,6 +87,16 @@ class Ledger:
         """Open the ledger, or begin one."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._begin()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            # It only remembers measurements: a damaged one is put aside and a new one begun.
+            path.replace(path.with_suffix(".damaged"))
+            self._begin()
+
+    def _begin(self) -> None:
         with self._open() as database:
             database.executescript(_SCHEMA)
             database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")

@@ -162,7 +162,9 @@ def _request(package: recipe.Recipe, known: stack.Stack, code: str) -> Arch:
 
 def stack_of(inside: dict[str, Any]) -> stack.Stack | None:
     """Return the stack that a plan names by its CUDA and torch versions and its recipe's version."""
-    said = inside.get("stack", {})
+    said = inside.get("stack")
+    if not isinstance(said, dict):
+        return None
     for one in stack.load_all().values():
         same = (one.cuda, one.torch) == (said.get("cuda"), said.get("torch"))
         if same and one.recipes.get(inside.get("recipe", "")) == inside.get("version"):

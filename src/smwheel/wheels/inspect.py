@@ -313,7 +313,7 @@ def _metadata(message: Message) -> dict[str, Any]:
     return {
         "distribution": message["Name"] or "",
         "version": message["Version"] or "",
-        "requires": tuple(message.get_all("Requires-Dist") or ()),
+        "requires": tuple(map(str, message.get_all("Requires-Dist") or ())),
         "requires_python": message["Requires-Python"] or "",
     }
 

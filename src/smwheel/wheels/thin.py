@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from smwheel import __version__
@@ -164,6 +165,7 @@ def thin_wheel(
     destination.mkdir(parents=True, exist_ok=True)
     with Wheel(source) as wheel, tempfile.TemporaryDirectory(dir=destination, prefix=".thin-") as work:
         _refuse_by_licence(wheel)
+        _refuse_what_is_not_whole(wheel)
         files = list(_thin_members(wheel, Path(work), gpu, rules, ptx=ptx))
         if not any(file.kept for file, _ in files):
             raise _nothing_for(gpu, wheel, [file for file, _ in files], rules)
@@ -250,6 +252,26 @@ def _refuse_by_licence(wheel: Wheel) -> None:
         raise _not_allowed(wheel.path.name)
 
 
+def _refuse_what_is_not_whole(wheel: Wheel) -> None:
+    """Refuse a wheel that is not what it says: a new RECORD would hide it."""
+    said = (canonicalize_name(str(wheel.metadata["Name"])), str(wheel.metadata["Version"]))
+    if said != (wheel.name.distribution, str(wheel.name.version)):
+        raise MalformedError(
+            f"METADATA says {said[0]} {said[1]}",
+            where=wheel.path.name,
+            cure="smwheel verify says what is wrong with it",
+        )
+    own = {f"{wheel.dist_info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s")}
+    listed = {row.path for row in wheel.record}
+    unlisted = [name for name in wheel.members if name not in listed and name not in own and not name.endswith("/")]
+    if unlisted:
+        raise MalformedError(
+            f"RECORD does not list {unlisted[0]}",
+            where=wheel.path.name,
+            cure="smwheel verify says what is wrong with it",
+        )
+
+
 def _not_allowed(what: str) -> LicenceError:
     return LicenceError(
         "is NVIDIA's own, or under a proprietary licence that does not allow to alter it",
@@ -270,7 +292,10 @@ def _nothing_for(gpu: Arch, wheel: Wheel, files: Iterable[File], rules: Rules) -
 
 def _missing(wheel: Wheel, requires: Iterable[str]) -> tuple[str, ...]:
     """Return those requirements of whose distributions METADATA says nothing."""
-    stated = {Requirement(text).name.lower() for text in wheel.metadata.get_all("Requires-Dist") or []}
+    try:
+        stated = {Requirement(str(text)).name.lower() for text in wheel.metadata.get_all("Requires-Dist") or []}
+    except InvalidRequirement as error:
+        raise MalformedError(f"Requires-Dist is no requirement: {error}", where=wheel.path.name) from error
     return tuple(text for text in requires if Requirement(text).name.lower() not in stated)
 
 

@@ -28,7 +28,7 @@ from isal.isal_zlib import IsalError
 from packaging.metadata import InvalidMetadata, Metadata
 
 from smwheel import __version__
-from smwheel.errors import MalformedError
+from smwheel.errors import MalformedError, UsageError
 from smwheel.wheels.wheelname import (
     WheelName,
     check_member_name,
@@ -52,6 +52,7 @@ CHUNK = 1 << 20
 MAX_METADATA = 64 << 20
 
 _EPOCH = 315532800  # 1980-01-01, the first moment that a zip can say
+_LAST = 4354819198  # 2107-12-31, the last
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _LOCAL_HEADER = 30
 
@@ -76,6 +77,8 @@ class Wheel:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = WheelName.parse(path.name)
+        if path.exists() and not path.is_file():
+            raise MalformedError("is no regular file", where=str(path), cure="name the wheel itself")
         try:
             self._zip = zipfile.ZipFile(path)
         except FileNotFoundError as error:
@@ -419,9 +422,16 @@ def _unique(files: Iterable[tuple[str, _Source]], *, where: str) -> dict[str, _S
     return found
 
 
+def _source_date() -> int:
+    """Return the time of every member, in seconds: SOURCE_DATE_EPOCH within what a zip can hold, else its first."""
+    text = os.environ.get("SOURCE_DATE_EPOCH") or str(_EPOCH)
+    if not text.isdecimal():
+        raise UsageError(f"{text!r} is no number of seconds", where="SOURCE_DATE_EPOCH", cure="unset it or correct it")
+    return min(max(int(text), _EPOCH), _LAST)
+
+
 def _pack(target: Path, dist_info: str, contents: Mapping[str, _Source]) -> Path:
-    seconds = max(int(os.environ.get("SOURCE_DATE_EPOCH", _EPOCH)), _EPOCH)
-    moment = time.gmtime(seconds)[:6]
+    moment = time.gmtime(_source_date())[:6]
     rows: list[tuple[str, str, str]] = []
     with _appearing(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         # Metadata last, as the format asks: a reader of the end of the file sees it at once.

@@ -73,7 +73,10 @@ def expand_tags(texts: Iterable[str], *, where: str = "") -> frozenset[Tag]:
     for text in texts:
         if text.count("-") != 2:
             raise MalformedError(f"{text!r} is no wheel tag", where=where)
-        tags |= parse_tag(text)
+        try:
+            tags |= parse_tag(text)
+        except ValueError as error:
+            raise MalformedError(f"{text!r} is no wheel tag", where=where) from error
     return frozenset(tags)
 
 
