@@ -50,7 +50,7 @@ def test_the_right_code_for_another_torch(place: Place) -> None:
     assert "No architecture is missing" in report.findings[0].why
     assert report.findings[0].cure == (
         f"smwheel build sgl-kernel --arch 120 --stack from:{place.root}  "
-        f"# or: {place.root}/bin/python -m pip install torch==2.9.1"
+        f"# or: {place.root}/bin/python -m ensurepip && {place.root}/bin/python -m pip install torch==2.9.1"
     )
     assert report.exit_code == 19
 
@@ -435,6 +435,18 @@ def test_a_wheel_for_another_machine(place: Place, tmp_path: Path, tag: str, sai
     if said:
         assert report.sentence == f"sglang-kernel 0.4.10: this wheel is for {said}; pip will refuse it."
         assert "install --no-deps sglang-kernel==0.4.10" in report.findings[0].cure
+
+
+def test_a_wheel_under_the_other_name_of_what_is_installed(place: Place, tmp_path: Path) -> None:
+    place.torch().install("sgl-kernel", "0.4.10", kernels("0.4.10", *PUBLIC))
+    tags, files = ["cp310-abi3-manylinux_2_28_x86_64"], kernels("0.4.10", *PUBLIC).items()
+    made = write_wheel(tmp_path, distribution="sglang-kernel", version="0.4.10", tags=tags, files=files)
+    report = place.examine(wheels=(made,))
+    assert first(report, "D211") == (
+        "sglang-kernel 0.4.10 and sgl-kernel 0.4.10 overwrite each other: both install sgl_kernel/."
+    )
+    assert "uninstall -y sgl-kernel" in report.findings[0].cure
+    assert report.exit_code == 0
 
 
 def test_packages_of_one_release_apart(place: Place) -> None:

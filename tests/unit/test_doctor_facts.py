@@ -157,6 +157,14 @@ def test_a_directory_of_packages_without_an_interpreter(tmp_path: Path) -> None:
     assert "no Python interpreter" in environment.read(tmp_path).problem
 
 
+def test_an_environment_without_pip_gets_it_first(tmp_path: Path) -> None:
+    place = Place(tmp_path / "env")
+    python = place.root / "bin/python"
+    assert place.environment().pip == f"{python} -m ensurepip && {python} -m pip"
+    place.install("pip", "26.0", {"pip/__init__.py": b""})
+    assert place.environment().pip == f"{python} -m pip"
+
+
 def test_torch_is_told_by_its_files(tmp_path: Path) -> None:
     place = Place(tmp_path / "env").torch("2.10.0", "12.8")
     torch = place.environment().torch

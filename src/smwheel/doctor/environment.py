@@ -200,8 +200,10 @@ class Environment:
 
     @property
     def pip(self) -> str:
-        """The command that installs into it."""
-        return f"{self.python or 'python'} -m pip"
+        """The command that installs into it; where pip is missing (`uv venv`), Python's own copy is put there first."""
+        python = self.python or "python"
+        bare = self.version is not None and self.module("pip") is None
+        return f"{python} -m ensurepip && {python} -m pip" if bare else f"{python} -m pip"
 
 
 def read(target: Path) -> Environment:

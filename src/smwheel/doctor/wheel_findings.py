@@ -9,7 +9,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from smwheel.doctor.case import joined
-from smwheel.doctor.finding import Found, look_for
+from smwheel.doctor.finding import Found, Level, look_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +39,25 @@ def wheel_for_another_machine(case: Case) -> Iterable[Found]:
                 f"Its file name says so: {package.wheel.name if package.wheel else ''}. What else is said of it here "
                 "holds where it can be installed.",
                 f"{case.environment.pip} install --no-deps {package.name}=={package.public}  # takes the one that fits",
+                package.name,
+            )
+
+
+@look_for("D211", "A wheel that was given installs the same import as another package.", level=Level.WARNING)
+def wheels_of_one_import(case: Case) -> Iterable[Found]:
+    """Look for distributions of one import name (as the data beside the recipes says) besides the wheel's own."""
+    for number, package in enumerate(case.wheels):
+        for other in (*case.wheels[number + 1 :], *case.installed):
+            if package.known is None or other.known is not package.known or not package.known.module:
+                continue
+            if other.name == package.name:
+                continue
+            yield Found(
+                f"{package.title} and {other.title} overwrite each other: both install {package.known.module}/.",
+                "They are one package under two names; pip does not know, and would list both as installed.",
+                f"install one of {package.name} and {other.name} only"
+                if other.wheel
+                else f"{case.environment.pip} uninstall -y {other.name}  # before {package.name} is installed",
                 package.name,
             )
 
