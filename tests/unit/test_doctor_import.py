@@ -152,6 +152,7 @@ def test_command_line_that_makes_no_sense(tmp_path: Path) -> None:
     doctor("--python", str(tmp_path / "python"), status=2)
     doctor("--python", "no-such-python", status=2)
     doctor("--arch", "90", "--arch", "120", status=2)
+    doctor("--arch", "77", status=4)
     doctor("--env", "a", "--python", "b", status=2)
     doctor("--wheel", str(tmp_path / "missing.whl"), status=2)
 

@@ -42,7 +42,7 @@ def doctor(
 
     Nothing is changed, nothing is built, and no GPU is needed.
 
-    Exit 0: no fault was found; 2: the command line makes no sense; 4: a wheel that was given is damaged; 19: a fault
+    Exit 0: no fault was found; 2: the command line makes no sense; 4: the architecture is not known; 19: a fault
     was found.
     """
     if python is not None and env is not None:
