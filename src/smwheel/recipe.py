@@ -275,6 +275,14 @@ class ForeignCode(Strict):
     reason: str
 
 
+class Undefined(Strict):
+    """Names that upstream's libraries ask for and nobody brings, on a path that is never taken; with the reason."""
+
+    files: list[str] = Field(description="patterns of file names")
+    names: str = Field(description="regular expression that such a mangled name begins with")
+    reason: str
+
+
 class LoaderRule(Strict):
     """Which file the package's loader opens on a GPU: a directory by capability, then a pattern in it."""
 
@@ -292,6 +300,7 @@ class Expect(Strict):
         default=[], description="libraries that need no suffix: plain code that loads on the target is enough"
     )
     foreign: list[ForeignCode] = []
+    undefined: list[Undefined] = []
     ptx: bool = False
     needed: list[str] = Field(default=[], description="SONAME patterns that may be NEEDED beside libc's own")
     one_python: list[str] = Field(

@@ -12,7 +12,7 @@ from wheelmaker import GOOD, OLD_TORCH_NAME, OPS, TAG, TORCH_NAME, failures, ops
 
 from smwheel.arch import Arch
 from smwheel.errors import MalformedError, VerifyError, VerifyIncompleteError
-from smwheel.recipe import ForeignCode, SystemNeed
+from smwheel.recipe import ForeignCode, SystemNeed, Undefined
 from smwheel.verify import Expectations, Level, Status, verify_wheel
 
 
@@ -409,6 +409,15 @@ def test_a_name_that_nobody_brings(tmp_path: Path) -> None:
     other = ops(tmp_path / "b", brings=[name], name="libother.abi3.so")
     both = wheel(tmp_path / "b", [(OPS, made), ("ops/libother.abi3.so", other)])
     assert problems(both, "W403") == []
+
+
+def test_names_that_upstream_leaves_undefined_are_the_recipes_to_allow(tmp_path: Path) -> None:
+    name = "_Z20cutlass_moe_mm_sm100iPv"
+    path = wheel(tmp_path, [(OPS, ops(tmp_path / "so", asks=[TORCH_NAME, name]))])
+    rule = Undefined(files=["ops/*"], names=r"_Z\d+cutlass_moe_mm", reason="upstream never calls it")
+    assert problems(path, "W403", replace(GOOD, undefined=(rule,))) == []
+    elsewhere = Undefined(files=["other/*"], names=r"_Z\d+cutlass_moe_mm", reason="upstream never calls it")
+    assert problems(path, "W403", replace(GOOD, undefined=(elsewhere,))) != []
 
 
 @pytest.mark.parametrize(

@@ -161,3 +161,12 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     path = wheel(tmp_path)
     assert isinstance(CliRunner().invoke(app, ["verify", str(path), str(path), "--against", "x"]).exception, UsageError)
     assert isinstance(CliRunner().invoke(app, ["verify", str(path), "--python", "x"]).exception, UsageError)
+
+
+def test_a_recipe_or_an_original_that_is_not_there(tmp_path: Path) -> None:
+    path = wheel(tmp_path)
+    with Wheel(path) as opened, pytest.raises(UsageError, match="no recipe 'nope'"):
+        gather(opened, recipe_name="nope")
+    done = CliRunner().invoke(app, ["verify", str(path), "--against", str(tmp_path / "none.whl")])
+    assert isinstance(done.exception, UsageError)
+    assert "no such file" in done.exception.message

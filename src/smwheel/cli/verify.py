@@ -40,6 +40,8 @@ def verify(
     """Judge finished wheels: exit 0 only if every check was made and passed."""
     if against is not None and len(wheels) != 1:
         raise UsageError("--against compares one wheel with its original", cure="give one wheel")
+    if against is not None and not against.is_file():
+        raise UsageError("there is no such file", where=f"--against {against}", cure="name the published wheel")
     if python is not None and not imports:
         raise UsageError("--python goes with --import", cure="add --import")
     verdicts = []

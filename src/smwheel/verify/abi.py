@@ -124,6 +124,12 @@ def nothing_is_nobodys(subject: Subject, expect: Expectations) -> Iterable[Probl
             for name in facts.undefined - own - facts.asked_of.keys()
             if name.startswith("_Z") and not is_torch_name(name)
         }
+        for rule in expect.undefined:
+            if any(fnmatchcase(library.name, pattern) for pattern in rule.files):
+                allowed = {name for name in left if re.match(rule.names, name)}
+                left -= allowed
+                if allowed:
+                    yield f"{library.name}: {len(allowed)} names that nobody brings are allowed: {rule.reason}"
         others = [name for name in facts.needed if not _is_plain(name)]
         if not left or others:
             if left:

@@ -17,7 +17,7 @@ from smwheel.sources.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smwheel.recipe import ForeignCode, LoaderRule, SystemNeed
+    from smwheel.recipe import ForeignCode, LoaderRule, SystemNeed, Undefined
     from smwheel.wheels.wheelfile import Wheel
 
 PLAN_FILE = "plan.json"
@@ -42,6 +42,7 @@ class Expectations:
     no_device_code: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
     foreign: tuple[ForeignCode, ...] = ()
+    undefined: tuple[Undefined, ...] = ()
     ptx: bool = False
     needed: tuple[str, ...] = ()
     one_python: tuple[str, ...] = ()
@@ -78,6 +79,7 @@ def from_resolution(resolved: plan.Resolution, *, modules: tuple[str, ...] = ())
         no_device_code=tuple(expect.no_device_code),
         plain=tuple(expect.plain),
         foreign=tuple(expect.foreign),
+        undefined=tuple(expect.undefined),
         ptx=expect.ptx,
         needed=tuple(expect.needed),
         one_python=tuple(expect.one_python),
@@ -106,6 +108,8 @@ def gather(
     name = recipe_name or inside.get("recipe", "")
     code = arch or inside.get("arch", "")
     known = stack.load(stack_name) if stack_name else stack_of(inside)
+    if recipe_name:
+        recipe.load(recipe_name)  # one that does not exist is a mistake of the asker, not of the wheel
     given = Expectations(
         arch=Arch.parse(code) if code else None,
         cuda=known.cuda if known else "",
