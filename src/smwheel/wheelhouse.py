@@ -54,7 +54,7 @@ class Wheelhouse:
         self.root = root
 
     def entries(self) -> list[Entry]:
-        """Return what is there, oldest first; a wheel that is gone or was replaced by other bytes does not count."""
+        """Return what is there, oldest first; a wheel that is gone or has another size does not count."""
         found = []
         for path in sorted(self.root.glob("evidence/*/entry.json")):
             try:
@@ -62,12 +62,12 @@ class Wheelhouse:
             except (ValueError, TypeError):
                 continue  # damaged, or of another version of smwheel: its wheel is made again
             wheel = self.root / entry.file
-            if wheel.is_file() and wheel.stat().st_size == entry.size and file_digest(wheel) == entry.sha256:
+            if wheel.is_file() and wheel.stat().st_size == entry.size:
                 found.append(entry)
         return sorted(found, key=lambda entry: entry.made)
 
     def made_from(self, fingerprint: str) -> list[Entry]:
-        """Return the wheels of the plan with this fingerprint; nothing if they are not all there."""
+        """Return the wheels of the plan with this fingerprint; nothing if they are not all there, byte for byte."""
         path = self._plan(fingerprint)
         if not path.is_file():
             return []
@@ -76,7 +76,9 @@ class Wheelhouse:
         except (ValueError, TypeError, KeyError):
             return []
         by_file = {entry.file: entry for entry in self.entries()}
-        return [by_file[file] for file in files] if all(file in by_file for file in files) else []
+        made = [by_file[file] for file in files if file in by_file]
+        whole = len(made) == len(files) and all(file_digest(self.root / each.file) == each.sha256 for each in made)
+        return made if whole else []
 
     def complete(self, fingerprint: str, entries: list[Entry]) -> None:
         """Record that these are all the wheels of a plan."""
