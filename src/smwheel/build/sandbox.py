@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from smwheel.governor.survivors import MARK, find_survivors
+
 FIXED_ROOT = Path("/srv/smwheel")
 """Where a build's directories appear inside the namespace; a mount point that every Linux system has."""
 
-BUILD_ID = "SMWHEEL_BUILD"
+BUILD_ID = MARK
 """Environment variable that every process of a build carries, so that survivors of a killed one are found."""
 
 # The build's directories are bound first. Then /dev holds nothing but what programs expect (no disks) and /run nothing
@@ -191,8 +193,7 @@ def kill_survivors(build_id: str, *, timeout: float = 10.0) -> int:
 
     `timeout` is in seconds; after it the processes are left to the kernel, which has the signal already.
     """
-    marker = f"{BUILD_ID}={build_id}".encode()
-    found = [pid for pid in _processes() if pid != os.getpid() and marker in _environ(pid)]
+    found = find_survivors(build_id)
     pidfds = []
     for pid in found:
         try:
@@ -212,14 +213,3 @@ def _wait_all(pidfds: list[int], timeout: float) -> None:
     for pidfd in pidfds:
         select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
         os.close(pidfd)
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
