@@ -37,6 +37,8 @@ def modules(request: Request) -> dict[str, Any]:
 
 def _notes(request: Request, chosen: selection.Selection) -> list[str]:
     """Return the recipe's notes for this architecture that concern what was chosen or left out."""
+    if request.modules_from is not None and not chosen.specs:
+        return ["give the log of a server that compiled FlashInfer's modules, or its directory `cached_ops`"]
     return [
         note["text"]
         for note in request.options.get("notes", ())

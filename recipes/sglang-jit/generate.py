@@ -28,6 +28,8 @@ ANCHORS = "anchors"  # the links, below the work directory
 PINNED = ("sglang", "apache-tvm-ffi", "torch")
 # Temporary names beside the object and no symbol table: two runs give the same bytes.
 REPRODUCIBLE = {"compile_cuda": ["-objtemp"], "compile_cxx": [], "link": ["-s", "-Wl,--build-id=none"]}
+SET_KEYS = {"set", "summary", "specs"}
+NO_SET = "give a set that `smwheel record --recipe sglang-jit` wrote: SGLang's log names no requests"
 KINDS = {"compile_cuda": "cuda", "compile_cxx": "cxx", "link": "link"}
 
 
@@ -69,7 +71,7 @@ class Generator:
             "units": units,
             "excluded": excluded,
             "missing": missing,
-            "notes": [f"{document['set']}: {document['summary']}" for document in self._sets],
+            "notes": [f"{document['set']}: {document['summary']}" for document in self._sets] or [NO_SET],
         }
 
     def products(self) -> dict[str, Any]:
@@ -110,12 +112,11 @@ class Generator:
     def _sets(self) -> list[dict[str, Any]]:
         """The set files asked for: a recorded one, else the profile's, else (for patterns) all that are shipped."""
         if recorded := self.request.get("modules_from"):
-            paths = [Path(recorded)]
-        else:
-            names = [entry["set"] for entry in self.request["profile"].get("extra", [])]
-            if self.request["modules"] is not None or not names:
-                names = [path.stem for path in sorted((HERE / "sets").glob("*.json"))]
-            paths = [HERE / "sets" / f"{name}.json" for name in names]
+            return read_recorded(Path(recorded))
+        names = [entry["set"] for entry in self.request["profile"].get("extra", [])]
+        if self.request["modules"] is not None or not names:
+            names = [path.stem for path in sorted((HERE / "sets").glob("*.json"))]
+        paths = [HERE / "sets" / f"{name}.json" for name in names]
         return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
     def _chosen(self) -> dict[str, dict[str, Any]]:
@@ -300,6 +301,15 @@ class Generator:
                 if anchor := identity.anchored(real, self._roots):
                     found.add(anchor)
         return sorted(found)
+
+
+def read_recorded(path: Path) -> list[dict[str, Any]]:
+    """Return the set in a file that `smwheel record` wrote; none if it is something else, such as a server's log."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, IsADirectoryError):
+        return []
+    return [document] if isinstance(document, dict) and document.keys() >= SET_KEYS else []
 
 
 def module_name(spec: dict[str, Any], key: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,11 +16,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from smwheel import environment, system, toolchain
+from smwheel.asked import keep_asked, nothing_matches
 from smwheel.build.commands import settled
 from smwheel.build.generator import PROTOCOL, Generator, ModulesResponse
 from smwheel.build.sandbox import Bind, Sandbox, make_sandbox
 from smwheel.environment import BuildEnvironment
-from smwheel.errors import RecipeError, UsageError
+from smwheel.errors import RecipeError
 from smwheel.paths import cache_dir
 from smwheel.plan import Host, Module, Plan, Resolution, Unit, digest, file_digest
 from smwheel.prepare import Tree, make_plain_tree, make_tree
@@ -32,7 +32,6 @@ from smwheel.sources.git import known_commit, require_pin
 from smwheel.sources.store import Store
 from smwheel.toolchain import Toolchain, lock
 
-ASKED_BYTES = 64 << 20
 OBJECTS_BYTES = 1 << 30
 """What objects, libraries and wheels of a large profile take (bytes)."""
 
@@ -352,31 +351,6 @@ def stubs_of(data: RecipeVersion) -> list[Stub]:
     return [*(data.thin.stubs if data.thin else ()), *(data.build.stubs if data.build else ())]
 
 
-def keep_asked(path: Path, work: Path) -> Path:
-    """Copy a server's log, or the names in its JIT directory, to where a generator can read it; return the copy.
-
-    The copy is named after its content, so that the same question is not asked twice.
-
-    Raises:
-        UsageError: there is no such file or directory, or the log is larger than 64 MiB.
-    """
-    if path.is_dir():
-        names = sorted({found.relative_to(path) for end in ("*/*.ninja", "*/*.so") for found in path.glob(end)})
-        kept = work / f"asked-{digest([str(name) for name in names])[:12]}"
-        for name in names:
-            (kept / name).parent.mkdir(parents=True, exist_ok=True)
-            (kept / name).touch()
-        kept.mkdir(exist_ok=True)
-        return kept
-    if not path.is_file():
-        raise UsageError("there is no such file or directory", where=str(path))
-    if path.stat().st_size > ASKED_BYTES:
-        raise UsageError("a log of more than 64 MiB is not read", where=str(path), cure="cut out the server's start")
-    kept = work / f"asked-{file_digest(path)[:12]}.log"
-    shutil.copyfile(path, kept)
-    return kept
-
-
 def download_size(resolution: Resolution, options: Options) -> tuple[int, int]:
     """Return the bytes still to fetch for a build, and the bytes that it will take on disk, before fetching any.
 
@@ -451,10 +425,7 @@ def _modules(site: Site) -> ModulesResponse:
             kept.unlink()
     response = site.generator().modules(site.request())
     if not response.modules:
-        wanted = ", ".join(response.missing) or "the profile"
-        raise UsageError(
-            f"no module matches {wanted}", where=site.resolution.name, cure="smwheel plan lists all modules"
-        )
+        raise nothing_matches(site.resolution, response)
     temporary = kept.with_suffix(".new")
     temporary.write_text(response.model_dump_json(by_alias=True), encoding="utf-8")
     temporary.replace(kept)

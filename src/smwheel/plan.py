@@ -117,6 +117,12 @@ def resolve(
     arch.require_cuda(stack.cuda_version)
     if modules is not None and modules_from is not None:
         raise UsageError("--modules and --modules-from exclude each other", cure="give one of them")
+    if modules_from is not None and not (modules_from.is_file() or modules_from.is_dir()):
+        raise UsageError(
+            f"there is no file or directory {modules_from}",
+            where="--modules-from",
+            cure="give a server's log or its JIT directory",
+        )
     decision = _strategy(recipe, version, data, strategy) or decide(recipe, version, _ground(stack), arch)
     chosen = decision.strategy
     compiled = chosen == "compile"

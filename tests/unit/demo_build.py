@@ -10,6 +10,7 @@ from pathlib import Path
 
 from smwheel import recipe
 from smwheel.arch import Arch
+from smwheel.asked import keep_asked
 from smwheel.build.compile import build_compiled
 from smwheel.build.sandbox import Bind, make_sandbox
 from smwheel.environment import BuildEnvironment
@@ -75,7 +76,14 @@ json.dump(response, open(sys.argv[2], "w"))
 """
 
 
-def make_demo(root: Path, *, generator: str = GENERATOR, recipe_text: str = RECIPE, linger: str = "0") -> Prepared:
+def make_demo(
+    root: Path,
+    *,
+    generator: str = GENERATOR,
+    recipe_text: str = RECIPE,
+    linger: str = "0",
+    modules_from: Path | None = None,
+) -> Prepared:
     """Return the demo prepared below `root`; `linger` is how long (seconds) a unit stays after its output is there."""
     tree, recipes, work = root / "tree", root / "recipe", root / "work"
     for directory in (tree, recipes, root / "cuda" / "bin", *(work / name for name in ("home", "tmp", "log"))):
@@ -86,7 +94,7 @@ def make_demo(root: Path, *, generator: str = GENERATOR, recipe_text: str = RECI
     (recipes / "generate.py").write_text(generator)
     (work / "linger").write_text(linger)
     demo_stack = Stack(name="demo", summary="", cuda="13.0", torch="2.14.1", recipes={"demo": "1.0"})
-    resolution = resolve(recipe.load(f"{recipes}/"), demo_stack, Arch.parse("120"))
+    resolution = resolve(recipe.load(f"{recipes}/"), demo_stack, Arch.parse("120"), modules_from=modules_from)
     env = Path(sys.prefix)
     binds = [
         Bind("tree", tree),
@@ -104,6 +112,7 @@ def make_demo(root: Path, *, generator: str = GENERATOR, recipe_text: str = RECI
         tree=Tree(tree, "t"),
         sandbox=make_sandbox(binds),
         work=work,
+        asked=keep_asked(modules_from, work) if modules_from else None,
     )
     return Prepared(plan_of(site), site)
 

@@ -56,6 +56,9 @@ def test_profiles() -> None:
 def test_two_ways_to_choose_modules_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         resolve(FLASHINFER, DEFAULT, Arch.parse("120"), modules=("norm",), modules_from=tmp_path)
+    with pytest.raises(UsageError, match="no file or directory") as caught:
+        resolve(FLASHINFER, DEFAULT, Arch.parse("120"), modules_from=tmp_path / "no.log")
+    assert "log" in caught.value.cure
 
 
 def test_a_strategy_the_package_does_not_have() -> None:

@@ -143,6 +143,15 @@ def test_a_recorded_set_is_taken_whole(site: Site) -> None:
     assert [name.rsplit("-", 1)[0] for name in names] == ["k_64", "k_128", "ar_2"]
 
 
+@pytest.mark.parametrize("text", ["INFO starting\n", "[]", '{"set": "x"}', "directory"])
+def test_what_is_no_recorded_set_asks_for_nothing(site: Site, text: str) -> None:
+    site.set_file.unlink()
+    site.set_file.mkdir() if text == "directory" else site.set_file.write_text(text)
+    answer = site.generator().modules()
+    assert answer["modules"] == []
+    assert "smwheel record" in answer["notes"][0]
+
+
 def test_a_profile_can_narrow_its_sets(site: Site) -> None:
     site.request["profile"] |= {"modules": ["k_*"], "leave_out": ["k_64-*"]}
     assert [name.rsplit("-", 1)[0] for name in site.generator()._chosen()] == ["k_128"]
