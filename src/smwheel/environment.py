@@ -96,7 +96,7 @@ def make(
         return environment  # without the lock: a cache that can only be read has finished environments too
     with locked(root.with_name(root.name + ".lock")):
         if problem := _problem(environment, locked_versions):
-            wheels = stored_wheels(requirements_file, store) if store else []
+            wheels = stored_wheels(requirements_file, store, offline=offline) if store else []
             if offline and not wheels:
                 raise NetworkError(
                     f"the build environment is not usable ({problem}), and --offline forbids making it",
@@ -161,14 +161,18 @@ def fetch_wheels(requirements_file: Path, store: Store) -> list[Path]:
     return stored
 
 
-def stored_wheels(requirements_file: Path, store: Store) -> list[Path]:
-    """Return the locked wheels if the store holds one for every requirement of this machine, else none."""
+def stored_wheels(requirements_file: Path, store: Store, *, offline: bool = False) -> list[Path]:
+    """Return the locked wheels if the store holds one for every requirement of this machine, else none.
+
+    Raises:
+        HashMismatchError: one of them is damaged, and `offline`: nothing can take its place.
+    """
     found: list[Path] = []
     for entry in _entries(requirements_file.read_text(encoding="utf-8")):
         if not _pin(entry, requirements_file)[2]:
             continue
         hashes = [match.rpartition(":")[2] for match in _HASH.findall(entry)]
-        path = next((path for each in hashes if (path := store.path(each))), None)
+        path = next((path for each in hashes if (path := store.sound(each, mend=not offline))), None)
         if path is None:
             return []
         found.append(path)

@@ -29,6 +29,7 @@ from smwheel.progress import Reporter, size
 from smwheel.recipe import Build, FileSource, GitSource, RecipeVersion, Source, Stub
 from smwheel.sources.bring import bring, bytes_to_fetch, stored, told
 from smwheel.sources.git import known_commit, require_pin
+from smwheel.sources.registry import fetch
 from smwheel.sources.store import Store
 from smwheel.toolchain import Toolchain, lock
 
@@ -315,10 +316,11 @@ def requirements_of(resolution: Resolution) -> Path:
 
 
 def toolchain_digests(resolution: Resolution, options: Options) -> list[str]:
-    """Return the digests of the stored wheels that a provisioned toolkit is made of; none for one that was given.
+    """Return the digests of the wheels that a provisioned toolkit is made of, stored; none for one that was given.
 
     Raises:
         ToolchainError: the CUDA release cannot be had.
+        NetworkError, HashMismatchError, SourceError: a wheel that the store lost cannot be brought again.
     """
     described = toolchain.describe(
         cuda_home=options.cuda_home,
@@ -327,7 +329,12 @@ def toolchain_digests(resolution: Resolution, options: Options) -> list[str]:
         cache_root=cache_dir(),
     )
     wheels = lock.load().wheels.values() if described.wheels else ()
-    return [wheel.sha256 for wheel in wheels if wheel.filename in described.wheels]
+    store = Store(cache_dir() / "store")
+    return [
+        fetch(wheel.project, wheel.filename, wheel.sha256, wheel.size, store, offline=options.offline).parent.name
+        for wheel in wheels
+        if wheel.filename in described.wheels
+    ]
 
 
 def rules_digest(resolution: Resolution) -> str:

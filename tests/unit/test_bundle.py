@@ -46,6 +46,20 @@ def test_the_same_bundle_twice_is_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
+def test_a_damaged_file_is_in_no_bundle_and_a_bundle_mends_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (tmp_path / "a").write_text("a")
+    path = store.add(tmp_path / "a", "a.whl")
+    write_bundle(tmp_path / "bundle", store, [path.parent.name], [])
+    path.chmod(0o644)
+    path.write_text("b")
+    with pytest.raises(HashMismatchError) as caught:
+        write_bundle(tmp_path / "other", store, [path.parent.name], [])
+    assert caught.value.where == str(path)
+    read_bundle(tmp_path / "bundle", store)
+    assert path.read_text() == "a"
+
+
 def tar(path: Path, members: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w") as file:
         for name, content in members.items():

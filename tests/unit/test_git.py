@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smwheel.errors import NetworkError, RecipeError, SourceError, UsageError
+from smwheel.errors import HashMismatchError, NetworkError, RecipeError, SourceError, UsageError
 from smwheel.recipe import ArchiveSource, GitSource
 from smwheel.sources import git
 from smwheel.sources.archive import fetch_archive
@@ -83,6 +83,17 @@ def test_afterwards_no_repository_is_needed(upstream: Path, store: Store) -> Non
     upstream.rename(upstream.with_name("gone"))
     assert fetch_git(wanted, store) == first
     assert fetch_git(wanted, store, offline=True) == first
+
+
+def test_a_damaged_archive_is_brought_again(upstream: Path, store: Store) -> None:
+    wanted = source(upstream, commit=run(upstream, "rev-parse", "HEAD"))
+    archive = fetch_git(wanted, store).archive
+    whole = archive.read_bytes()
+    archive.chmod(0o644)
+    archive.write_bytes(whole[:-1])
+    with pytest.raises(HashMismatchError, match="damaged"):
+        fetch_git(wanted, store, offline=True)
+    assert fetch_git(wanted, store).archive.read_bytes() == whole
 
 
 def test_of_a_directory_nothing_else_is_brought(

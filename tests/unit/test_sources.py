@@ -130,6 +130,26 @@ def test_other_bytes_are_refused_with_both_digests_and_nothing_is_kept(files: Fi
     assert nothing_kept(store)
 
 
+@pytest.mark.parametrize("left", [DATA[:9] + b"?" + DATA[10:], DATA[:9], b""])
+def test_a_damaged_file_in_the_store_is_told_removed_and_fetched_again(
+    files: Files, store: Store, caplog: pytest.LogCaptureFixture, left: bytes
+) -> None:
+    path = bring(store, index(files))
+    path.chmod(0o644)
+    path.write_bytes(left)
+    files.asked.clear()
+    with pytest.raises(HashMismatchError, match="damaged in the store") as caught:
+        bring(store, index(files), offline=True)
+    assert caught.value.where == str(path)
+    assert "without --offline" in caught.value.cure
+    assert path.read_bytes() == left, "offline nothing is removed"
+    assert bring(store, index(files)).read_bytes() == DATA
+    assert len(downloads(files)) == 1
+    (said,) = caplog.messages
+    assert str(path) in said
+    assert "fetched again" in said
+
+
 def test_an_index_that_lists_another_digest_is_not_downloaded_from(files: Files, store: Store) -> None:
     with pytest.raises(HashMismatchError) as caught:
         bring(store, index(files), sha256=OTHER)

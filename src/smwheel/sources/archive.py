@@ -29,9 +29,9 @@ def fetch_archive(
     Raises:
         NetworkError: `offline` and not in the store; or no host could be reached.
         SourceError: the file came truncated, or is not there.
-        HashMismatchError: what is offered has other bytes.
+        HashMismatchError: what is stored is damaged, and `offline`; or what is offered has other bytes.
     """
-    if (stored := store.path(source.sha256)) is not None:
+    if (stored := store.sound(source.sha256, mend=not offline)) is not None:
         return stored
     if offline:
         raise NetworkError(

@@ -30,13 +30,14 @@ def write_bundle(target: Path, store: Store, digests: Iterable[str], records: It
 
     Raises:
         SourceError: the store lacks one of them.
+        HashMismatchError: one of them is damaged.
     """
     wanted = sorted(set(digests))
     temporary = target.with_name(target.name + ".new")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
         for digest in wanted:
-            path = store.path(digest)
+            path = store.sound(digest, mend=False)
             if path is None:
                 raise SourceError(f"the store lacks {digest}", where=str(target), cure="fetch with a network first")
             tar.add(path, f"sha256/{digest}/{path.name}", recursive=False, filter=_plain)

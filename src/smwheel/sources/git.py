@@ -70,11 +70,14 @@ def fetch_git(source: GitSource, store: Store, *, offline: bool = False, ask_tag
         RecipeError: the recipe pins neither commit nor tag.
         NetworkError: `offline` and not in the store; or no mirror's host could be reached, or all refused.
         SourceError: the tag is another commit than it was, or no mirror has the commit, tag or repository.
+        HashMismatchError: what is stored is damaged, and `offline`.
         SystemNeedError: there is no git.
     """
     require_pin(source)
     commit = known_commit(source, store)
     archive = _stored(source, commit, store) if commit else None
+    if archive is not None:
+        archive = store.sound(archive.parent.name, mend=not offline)
     if archive is not None and not ask_tag:
         return Fetched(archive, commit)
     if offline:

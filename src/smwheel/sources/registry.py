@@ -72,9 +72,10 @@ def fetch(
     Raises:
         NetworkError: `offline` and not in the store; or no place that may have it could be asked.
         SourceError: every place was asked and none has a file of that name; or it came truncated.
-        HashMismatchError: what is offered under that name has other bytes; both digests are named.
+        HashMismatchError: what is stored is damaged, and `offline`; or what is offered under that name has other
+            bytes; both digests are named.
     """
-    if (stored := store.path(sha256)) is not None:
+    if (stored := store.sound(sha256, mend=not offline)) is not None:
         return stored
     if offline:
         raise NetworkError(

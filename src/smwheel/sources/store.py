@@ -1,13 +1,15 @@
 """The content-addressed store: `<root>/sha256/<first two digits>/<digest>/<file name>`.
 
 A file is in the store only when it has been read whole and had the right size and digest; it comes by an atomic
-rename. What has come so far of a file that is being brought lies in `<root>/partial/<digest>.part` beside its lock,
-and the next try goes on from there.
+rename. Disks lose bytes all the same, so a file is read whole again before its bytes are used (`sound`). What has come
+so far of a file that is being brought lies in `<root>/partial/<digest>.part` beside its lock, and the next try goes on
+from there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -19,6 +21,7 @@ from smwheel.locks import locked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -39,6 +42,30 @@ class Store:
         except FileNotFoundError:
             return None
 
+    def sound(self, digest: str, *, mend: bool = True) -> Path | None:
+        """Return where the file with this sha256 lies after reading it whole, or None when it must be brought.
+
+        With `mend` a damaged one is removed, which is said in one line; without, it stays where it is.
+
+        Raises:
+            HashMismatchError: it is damaged, and not `mend`.
+        """
+        stored = self.path(digest)
+        if stored is None or (found := file_digest(stored)) == digest:
+            return stored
+        if not mend:
+            raise HashMismatchError(
+                f"is damaged in the store: its sha256 is {found}",
+                where=str(stored),
+                cure="run the same command once without --offline, or `smwheel fetch --from-bundle FILE`: either "
+                "replaces it",
+            )
+        with locked(self._part(digest).with_suffix(".lock")):
+            if stored.exists() and file_digest(stored) != digest:  # it may have been replaced meanwhile
+                shutil.rmtree(self._folder(digest))
+                _log.warning("%s was damaged in the store (sha256 %s): removed, to be fetched again", stored, found)
+        return self.path(digest)
+
     def obtain(self, digest: str, filename: str, size: int | None, fill: Callable[[Path], None]) -> Path:
         """Return the stored file, calling `fill(part)` to bring it when it is not there yet.
 
@@ -52,9 +79,9 @@ class Store:
         """
         if filename != Path(filename).name:
             raise SourceError(f"{filename!r} is no plain file name", where="store")
-        if (stored := self.path(digest)) is not None:
+        if (stored := self.sound(digest)) is not None:
             return stored
-        part = self.root / "partial" / f"{digest}.part"
+        part = self._part(digest)
         with locked(part.with_suffix(".lock")):
             if (stored := self.path(digest)) is not None:
                 return stored
@@ -101,6 +128,9 @@ class Store:
         part.rename(staging / filename)
         staging.rename(folder)
         return folder / filename
+
+    def _part(self, digest: str) -> Path:
+        return self.root / "partial" / f"{digest}.part"
 
     def _folder(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
