@@ -13,12 +13,14 @@ class SmwheelError(Exception):
 
     exit_code = 1
     kind = "error"
+    usual_cure = ""
+    """What to do where an error of this kind says nothing of its own."""
 
     def __init__(self, message: str, *, where: str = "", cure: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.where = where
-        self.cure = cure
+        self.cure = cure or self.usual_cure
 
     def __str__(self) -> str:
         parts = [f"{self.where}: {self.message}" if self.where else self.message]
@@ -133,6 +135,7 @@ class MalformedError(SmwheelError):
 
     exit_code = 15
     kind = "malformed"
+    usual_cure = "do not use this file: it is damaged, or not what its name says; download or build it again"
 
 
 class LicenceError(SmwheelError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from smwheel.errors import MalformedError
+from smwheel.errors import MalformedError, UsageError
 from smwheel.wheels.wheelfile import Wheel, record_digest, rewrite_wheel, write_wheel
 from smwheel.wheels.wheelname import WheelName, expand_tags, tag_text
 
@@ -221,7 +221,7 @@ def test_no_zip(tmp_path: Path) -> None:
     path.write_bytes(b"<html>404</html>")
     with pytest.raises(MalformedError, match="no readable zip"):
         Wheel(path)
-    with pytest.raises(MalformedError, match="is not there"):
+    with pytest.raises(UsageError, match="there is no such file"):
         Wheel(tmp_path / "b-1-py3-none-any.whl")
 
 

@@ -110,7 +110,7 @@ def _look(product: Path, arch: Arch, toolchain: Compiler) -> None:
     try:
         found = {str(code_arch) for _, code_arch in code_of(product)}
     except MalformedError as error:
-        raise ToolchainError(f"the product's GPU code cannot be read: {error}", where="probe") from error
+        raise ToolchainError(f"the product's GPU code cannot be read: {error.message}", where="probe") from error
     if found != {str(arch)}:
         raise ToolchainError(
             f"asked for {arch}, the product holds {', '.join(sorted(found)) or 'no GPU code'}",

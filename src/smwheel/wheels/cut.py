@@ -112,7 +112,9 @@ def thin_file(source: Path, destination: Path, gpu: Arch, *, ptx: bool = False, 
         _write(source, destination, plan)
         before = len(buffer)
     if fatbin.code_of(destination) != kept:
-        raise MalformedError("the thinned file does not hold what was kept: a fault in smwheel", where=where)
+        raise MalformedError(
+            "the thinned file does not hold what was kept", where=where, cure="report it: it is a fault in smwheel"
+        )
     return Outcome(method, reason, before, destination.stat().st_size, kept, total - kept)
 
 
@@ -295,5 +297,7 @@ def _copy(source: BinaryIO, start: int, size: int, target: BinaryIO, offset: int
     while size > 0:
         copied = os.sendfile(target.fileno(), source.fileno(), start, size)
         if copied == 0:
-            raise MalformedError("became shorter while it was read", where=source.name)
+            raise MalformedError(
+                "became shorter while it was read", where=source.name, cure="leave it alone meanwhile, and run again"
+            )
         start, size = start + copied, size - copied

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x7fELF"
 MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+_READ = "give a shared library for x86_64 or aarch64: others are not read"
 
 # What comes first in a file is what `ElfStream` keeps of it: symbol and version tables lie there, ahead of
 # the code, in what every linker writes; kernel libraries need about 1 MB of it.
@@ -283,15 +284,15 @@ def _facts(file: Seekable, where: str, *, symbols: bool) -> ElfFacts:
         raise MalformedError("is no ELF file", where=where)
     elf = ELFFile(cast("IO[bytes]", file))
     if elf.elfclass != 64 or not elf.little_endian:
-        raise MalformedError("is not a 64-bit little-endian ELF file", where=where)
+        raise MalformedError("is not a 64-bit little-endian ELF file", where=where, cure=_READ)
     machine = MACHINES.get(elf["e_machine"])
     if machine is None:
-        raise MalformedError(f"is made for machine {elf['e_machine']}, not x86_64 or aarch64", where=where)
+        raise MalformedError(f"is made for machine {elf['e_machine']}, not x86_64 or aarch64", where=where, cure=_READ)
     if elf.num_sections() > MAX_SECTIONS:
         raise MalformedError(f"claims {elf.num_sections()} sections", where=where)
     dynamic = next((part for part in elf.iter_segments() if isinstance(part, DynamicSegment)), None)
     if dynamic is None:
-        raise MalformedError("has no dynamic segment: it is no shared object", where=where)
+        raise MalformedError("has no dynamic segment: it is no shared object", where=where, cure=_READ)
     tags: dict[str, list[int]] = {}
     for number, tag in enumerate(dynamic.iter_tags()):
         if number > MAX_TAGS:
@@ -481,7 +482,7 @@ def policy_floor(facts: Iterable[ElfFacts]) -> str:
         return "any"
     machines = sorted({one.machine for one in found})
     if len(machines) > 1:
-        raise MalformedError(f"the files are made for different machines: {', '.join(machines)}")
+        raise MalformedError(f"made for different machines: {', '.join(machines)}", cure="take those of one machine")
     return f"manylinux_2_{max(one.policy_minor for one in found)}_{machines[0]}"
 
 

@@ -383,11 +383,15 @@ def read_report(wheel: Wheel) -> dict[str, Any]:
     name = f"{wheel.dist_info}/{REPORT}"
     where = f"{wheel.path}:{name}"
     if name not in wheel.members:
-        raise MalformedError("is not there: this wheel was not made by smwheel thin", where=where)
+        raise MalformedError(
+            "is not there: this wheel was not made by smwheel thin", where=where, cure="give a wheel that was"
+        )
     try:
         data = json.loads(wheel.read(name))
     except ValueError as error:
         raise MalformedError(f"is not JSON: {error}", where=where) from error
     if not isinstance(data, dict) or data.get("format") != 1:
-        raise MalformedError("has a format that is not known here", where=where)
+        raise MalformedError(
+            "has a format that is not known here", where=where, cure="use the smwheel that made it, or a newer"
+        )
     return data

@@ -154,7 +154,9 @@ def unpack(data: bytes, *, where: str = "") -> TorchSymbols:
             needed={library["name"]: tuple(library["needed"]) for library in head["libraries"]},
         )
     except (zstandard.ZstdError, ValueError, KeyError, TypeError) as error:
-        raise MalformedError(f"is no table of torch symbols ({error})", where=where) from error
+        raise MalformedError(
+            f"is no table of torch symbols ({error})", where=where, cure="install smwheel again"
+        ) from error
 
 
 def tables_dir() -> Path:

@@ -55,6 +55,8 @@ _EPOCH = 315532800  # 1980-01-01, the first moment that a zip can say
 _LAST = 4354819198  # 2107-12-31, the last
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _LOCAL_HEADER = 30
+_NOT_WHOLE = "a part of the wheel is missing: download or build it again"
+_OF_THE_RECIPE = "correct what the recipe or its generator says of the wheel"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Wheel:
     """An open wheel; use as a context manager.
 
     Raises, on opening:
+        UsageError: there is no such file.
         MalformedError: no zip, a member whose name leads out of the installation directory, two members of one
             name, or not exactly one metadata directory.
     """
@@ -82,7 +85,7 @@ class Wheel:
         try:
             self._zip = zipfile.ZipFile(path)
         except FileNotFoundError as error:
-            raise MalformedError("is not there", where=str(path)) from error
+            raise UsageError("there is no such file", where=str(path), cure="name the wheel itself") from error
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise MalformedError(
                 f"is no readable zip ({error})", where=str(path), cure="download or build it again"
@@ -188,7 +191,7 @@ class Wheel:
 
     def _info(self, name: str) -> zipfile.ZipInfo:
         if name not in self.members:
-            raise MalformedError(f"has no member {name}", where=str(self.path))
+            raise MalformedError(f"has no member {name}", where=str(self.path), cure=_NOT_WHOLE)
         return self.members[name]
 
     @cached_property
@@ -274,7 +277,7 @@ def write_wheel(
     }
     for path, content in (extra_dist_info or {}).items():
         if path in own:
-            raise MalformedError(f"{path} is written by itself", where=name)
+            raise MalformedError(f"{path} is written by itself", where=name, cure=_OF_THE_RECIPE)
         own[path] = content
     everything = [*files, *((f"{info}/{path}", content) for path, content in own.items())]
     contents = _unique(((path, _source(content)) for path, content in everything), where=name)
@@ -309,7 +312,7 @@ def rewrite_wheel(
         kept = set(wheel.members) | set(given)
         for name in remove:
             if name not in kept:
-                raise MalformedError(f"has no member {name} to leave out", where=str(source))
+                raise MalformedError(f"has no member {name} to leave out", where=str(source), cure=_OF_THE_RECIPE)
             kept.discard(name)
         kept -= {f"{old}/{name}" for name in ("RECORD", *_SIGNATURES)}
         for file, edit in ((f"{old}/METADATA", _with_version), (f"{old}/WHEEL", _with_tags)):
@@ -370,7 +373,9 @@ def _metadata(distribution: str, version: str, headers: Iterable[tuple[str, str]
     lines = ["Metadata-Version: 2.4", f"Name: {distribution}", f"Version: {normal_version(version)}"]
     for key, value in headers:
         if "\n" in value or "\r" in value:
-            raise MalformedError(f"the field {key} of METADATA has a line break", where=distribution)
+            raise MalformedError(
+                f"the field {key} of METADATA has a line break", where=distribution, cure=_OF_THE_RECIPE
+            )
         lines.append(f"{key}: {value}")
     if description:
         lines.append("Description-Content-Type: text/markdown; charset=UTF-8")
@@ -379,7 +384,9 @@ def _metadata(distribution: str, version: str, headers: Iterable[tuple[str, str]
         Metadata.from_email(data, validate=True)
     except (InvalidMetadata, ExceptionGroup) as error:
         reasons = "; ".join(map(str, getattr(error, "exceptions", [error])))
-        raise MalformedError(f"the metadata is not valid: {reasons}", where=distribution) from error
+        raise MalformedError(
+            f"the metadata is not valid: {reasons}", where=distribution, cure=_OF_THE_RECIPE
+        ) from error
     return data
 
 
@@ -417,7 +424,7 @@ def _unique(files: Iterable[tuple[str, _Source]], *, where: str) -> dict[str, _S
     for path, source in files:
         check_member_name(path, where=where)
         if path in found:
-            raise MalformedError(f"two files would be {path!r}", where=where)
+            raise MalformedError(f"two files would be {path!r}", where=where, cure=_OF_THE_RECIPE)
         found[path] = source
     return found
 

@@ -95,7 +95,10 @@ def tag_text(tags: Iterable[Tag]) -> str:
     )
     text = "-".join(parts)
     if not found or parse_tag(text) != found:
-        raise MalformedError(f"no file name can say the tags {', '.join(sorted(map(str, found)))}")
+        raise MalformedError(
+            f"no file name can say the tags {', '.join(sorted(map(str, found)))}",
+            cure="build it again: a wheel's tags are one set for each of Python, ABI and platform",
+        )
     return text
 
 
@@ -114,4 +117,4 @@ def normal_version(version: str) -> str:
     try:
         return str(Version(version))
     except InvalidVersion as error:
-        raise MalformedError(f"{version!r} is no version (PEP 440)") from error
+        raise MalformedError(f"{version!r} is no version (PEP 440)", cure="correct the version, e.g. 1.2.3") from error
