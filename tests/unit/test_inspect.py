@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 
 from smwheel.arch import Arch
 from smwheel.cli import main
-from smwheel.errors import UsageError
+from smwheel.errors import SystemNeedError, UsageError
 from smwheel.wheels import skeleton
 from smwheel.wheels.fatbin import Kind
 from smwheel.wheels.inspect import inspect
@@ -143,6 +145,7 @@ def test_damaged_library_is_told_and_ends_with_its_own_exit_code(
     valid(found)
     assert "beyond the end" in found.libraries[0].error
     assert found.sentence().startswith("Cannot be told")
+    assert "To do: get the file again" in found.sentence()
     monkeypatch.setattr(sys, "argv", ["smwheel", "inspect", str(tmp_path), "--json"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -177,6 +180,41 @@ def test_installed_package_in_another_environment(tmp_path: Path, wheel: Path) -
     assert found.torch == "==2.14.1"
     with pytest.raises(UsageError, match="no package 'absent'"):
         inspect("absent", python=tmp_path / "env" / "bin" / "python")
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "closed").mkdir()
+    listed = os.scandir
+
+    def scandir(path: str) -> object:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(sys, "argv", ["smwheel", "inspect", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == SystemNeedError.exit_code
+    assert str(tmp_path / "closed") in said.err
+    assert "Holds no" not in said.out
+
+
+def test_an_installed_package_that_lost_a_library_or_its_list_of_files(tmp_path: Path, wheel: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    site = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", wheel, site], check=True)
+    (site / "pkg/ops.abi3.so").unlink()
+    found = inspect("fat.pkg", python=tmp_path / "env")
+    valid(found)
+    assert [library.name for library in found.libraries if library.error] == ["pkg/ops.abi3.so"]
+    assert "install the package again" in found.sentence()
+    next(site.glob("*.dist-info/RECORD")).unlink()
+    with pytest.raises(UsageError, match="kept no list of its files"):
+        inspect("fat.pkg", python=tmp_path / "env")
 
 
 @pytest.mark.parametrize("target", ["no/such/file.so", "absent.whl", "no-such-package-here"])

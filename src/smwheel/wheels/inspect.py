@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import email
 import importlib.metadata
+import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +44,7 @@ class Library:
     """One shared object; sizes in bytes, `packed` what it takes in the wheel (None outside one).
 
     `facts` is None for what is no loadable library (an object file, a bare fat binary). `error` says why the
-    file could not be read; then nothing else of it is known.
+    file could not be read, and `cure` what to do; then nothing else of it is known.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Library:
     code: Code = field(default_factory=Counter)
     facts: ElfFacts | None = None
     error: str = ""
+    cure: str = ""
 
     @property
     def python(self) -> str:
@@ -158,9 +161,10 @@ class Inspection:
 
     def sentence(self) -> str:
         """Say in plain words on which GPUs, with which torch and CUDA it can run."""
-        unread = [library.name for library in self.libraries if library.error]
+        unread = [library for library in self.libraries if library.error]
         if unread:
-            return f"Cannot be told: {len(unread)} of {len(self.libraries)} libraries cannot be read."
+            counted = f"{len(unread)} of {len(self.libraries)} libraries cannot be read"
+            return f"Cannot be told: {counted}. To do: {unread[0].cure}."
         if not self.libraries:
             return "Holds no compiled library."
         if not any(library.code for library in self.libraries):
@@ -195,7 +199,8 @@ def inspect(target: str, *, python: Path | None = None) -> Inspection:
     looked up where smwheel itself runs.
 
     Raises:
-        UsageError: there is no such file, directory or package.
+        UsageError: there is no such file, directory or package, or nobody knows its files.
+        OSError: a file, or a folder of the directory, cannot be read.
         MalformedError: the wheel is damaged. (A damaged library is told in its entry.)
 
     """
@@ -257,12 +262,25 @@ def _inspect_installed(name: str, python: Path | None) -> Inspection:
             f"no package {name!r} is installed in {python or 'the environment of smwheel'}",
             cure="give a path, the distribution's exact name, or --python ENV",
         )
-    files = [Path(str(file.locate())) for file in found.files or []]
-    existing = [path for path in files if path.is_file()]
+    if found.files is None:
+        raise UsageError(
+            f"the installer of {name} kept no list of its files, so that they are not known",
+            where=str(found.locate_file("")),
+            cure="give the package's directory, or install it again with pip",
+        )
+    files = [Path(str(file.locate())) for file in found.files]
     base = Path(str(found.locate_file("")))
-    libraries = [path for path in existing if _LIBRARY.search(path.name) and path.is_relative_to(base)]
+    libraries = [path for path in files if _LIBRARY.search(path.name) and path.is_relative_to(base)]
+    lost = tuple(
+        Library(str(path.relative_to(base)), 0, error="is not there", cure="install the package again")
+        for path in libraries
+        if not path.is_file()
+    )
     metadata = email.message_from_string(found.read_text("METADATA") or "")
-    return _inspect_files(name, "installed", libraries, base, **_metadata(metadata))
+    inspection = _inspect_files(
+        name, "installed", [path for path in libraries if path.is_file()], base, **_metadata(metadata)
+    )
+    return replace(inspection, libraries=(*inspection.libraries, *lost))
 
 
 def _site_packages(python: Path) -> list[str]:
@@ -279,9 +297,23 @@ def _site_packages(python: Path) -> list[str]:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    for path in directory.rglob("*.so*"):
-        if _LIBRARY.search(path.name) and path.is_file():
-            yield path
+    """Yield the libraries below a directory; a folder that cannot be listed may hold one, so it is an OSError."""
+    for folder, _, names in os.walk(directory, onerror=_raise):
+        for name in names:
+            path = Path(folder) / name
+            if _LIBRARY.search(name) and _is_regular(path):
+                yield path
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False  # a link that leads nowhere
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def read_library(
@@ -306,7 +338,7 @@ def read_library(
         )
     except MalformedError as error:
         size = path.stat().st_size if path.exists() else 0
-        return Library(name=name, size=size, packed=packed, error=f"{error.where}: {error.message}")
+        return Library(name=name, size=size, packed=packed, error=f"{error.where}: {error.message}", cure=error.cure)
 
 
 def _metadata(message: Message) -> dict[str, Any]:
