@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -13,6 +15,9 @@ from rich.markup import escape
 
 from smwheel import __version__
 from smwheel.errors import SmwheelError, SystemNeedError
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended (128 and the signal's number)."""
 
 app = typer.Typer(
     name="smwheel",
@@ -44,6 +49,16 @@ def fail(error: SmwheelError, *, as_json: bool = False) -> NoReturn:
         if error.cure:
             stderr.print(f"[bold]to do[/]: {escape(error.cure)}")
     raise SystemExit(error.exit_code)
+
+
+@contextmanager
+def interruptible(kept: str) -> Iterator[None]:
+    """End the program with 130 and one line when Ctrl-C comes in the block; `kept` says what is not lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr.print(f"[bold]stopped[/]: {escape(kept)}")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _version(value: bool) -> None:

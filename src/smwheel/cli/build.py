@@ -12,7 +12,7 @@ from smwheel import gpu, recipe, stack
 from smwheel.arch import FIRST_NUMBER_WITH_SUFFIX, GPUS, Arch, known
 from smwheel.build.backend import running_on
 from smwheel.builder import Wish, build_all, bundle_all, fetch_all, plan_all, take_bundle
-from smwheel.cli.app import JsonOption, app, console, print_json
+from smwheel.cli.app import JsonOption, app, console, interruptible, print_json
 from smwheel.errors import PartialError, UsageError
 from smwheel.pipeline import Options
 from smwheel.progress import Reporter, parse_size
@@ -160,9 +160,10 @@ def fetch(
         take_bundle(from_bundle, Reporter())
     offline = offline or from_bundle is not None
     options = Options(offline=offline, ask_tags=not offline, cuda_home=cuda_home, work=work, base_image=running_on())
-    fetched = fetch_all(chosen, options, Reporter())
-    if bundle is not None:
-        bundle_all(chosen, options, bundle, Reporter())
+    with interruptible("what has come is kept, and the same command goes on from there"):
+        fetched = fetch_all(chosen, options, Reporter())
+        if bundle is not None:
+            bundle_all(chosen, options, bundle, Reporter())
     if as_json:
         print_json({"fetched": fetched})
 
@@ -206,7 +207,8 @@ def build(
         backend=backend,
         base_image=base_image or running_on(),
     )
-    result = build_all(chosen, options, Reporter())
+    with interruptible("what is finished is kept, and the same command goes on from there"):
+        result = build_all(chosen, options, Reporter())
     error = result.error()
     if as_json:
         print_json(result.as_json())
