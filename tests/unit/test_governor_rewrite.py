@@ -64,6 +64,8 @@ def test_beside_the_targets_own_code_no_other_is_kept() -> None:
     [
         ("nvcc -gencode arch=compute_90,code=[sm_90,compute_90] --generate-code=arch=compute_120a,code=sm_120a -c u.cu",
          ["sm_90", "compute_90", "sm_120a"]),
+        ("nvcc --generate-code=arch=compute_90a,code=[sm_90a] -gencode=arch=compute_90a,code=sm_90a -c u.cu",
+         ["sm_90a"]),
         ("nvcc -arch=sm_90 -c u.cu", ["sm_90"]),
         ("nvcc -c u.cu", []),
         ("nvcc -gencode=arch=compute_90,code=sm_90 a.o b.o -o x.so", []),

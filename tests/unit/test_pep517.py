@@ -112,7 +112,7 @@ def test_a_failed_unit_is_told_without_what_others_said(tmp_path: Path) -> None:
     assert "Building CXX" not in failure(log, 1, third_party=[]).message
 
 
-def test_trials_of_cmake_are_not_counted(tmp_path: Path) -> None:
+def test_units_are_counted_once_and_trials_of_cmake_never(tmp_path: Path) -> None:
     def ended(unit: str) -> dict[str, object]:
         return {"event": "finished", "unit": unit, "cpu": 1.5}
 
@@ -121,6 +121,7 @@ def test_trials_of_cmake_are_not_counted(tmp_path: Path) -> None:
     compiles.write_text(
         '{"unit": "CMakeFiles/cmTC_1.dir/x.cu.o", "codes": ["sm_75"]}\n'
         '{"unit": "ops.dir/a.cu.o", "codes": ["sm_90", "sm_120a"]}\n'
+        '{"unit": "ops.dir/a.cu.o", "codes": ["sm_90", "sm_120a", "sm_90"]}\n'
     )
     assert count([*map(ended, units), {"event": "waiting"}], compiles) == {
         "units": 2,

@@ -153,13 +153,18 @@ def compile_wheel(prepared: Prepared, reporter: Reporter, *, policy: LaunchPolic
 def count(events: Iterable[Mapping[str, Any]], compiles: Path) -> dict[str, Any]:
     """Return how many units there were, how many of them hold GPU code, and for how many architectures each.
 
-    CMake's own trials are not counted.
+    Of the run that the files are of: what an interrupted run finished before is not in them. A unit that was compiled
+    twice is one, and CMake's own trials are not counted.
     """
     finished = [event for event in events if event["event"] == "finished" and not _is_trial(event["unit"])]
-    device = [one for one in configuring.read_lines(compiles) if one["codes"] and not _is_trial(one["unit"])]
-    by_code = Counter(code for one in device for code in one["codes"])
+    device = {
+        one["unit"]: sorted(set(one["codes"]))
+        for one in configuring.read_lines(compiles)
+        if one["codes"] and not _is_trial(one["unit"])
+    }
+    by_code = Counter(code for codes in device.values() for code in codes)
     return {
-        "units": len(finished),
+        "units": len({event["unit"] for event in finished}),
         "device_units": len(device),
         "device_compilations": sum(by_code.values()),
         "device_compilations_by_code": dict(sorted(by_code.items())),

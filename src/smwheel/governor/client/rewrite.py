@@ -96,14 +96,18 @@ def kind_of(options: list[Option]) -> str:
 
 
 def compiled_codes(command: list[str]) -> list[str]:
-    """Return what an nvcc command compiles device code for, e.g. `sm_120a`; nothing if it compiles none."""
+    """Return what an nvcc command compiles device code for, e.g. `sm_120a`; nothing if it compiles none.
+
+    Each once: CMake's flag and the project's own may both name an architecture, and nvcc compiles for it one time.
+    """
     options = list(_options(command[1:]))
     if kind_of(options) != "compile" or not any(
         words[0].endswith(DEVICE_SOURCES) for name, _, words in options if not name
     ):
         return []
     named = [code for name, value, _ in options if name in GENCODE for code in _gencode(value)[1]]
-    return named or [value for name, value, _ in options if name in (*ARCH, *CODE)]
+    named = named or [value for name, value, _ in options if name in (*ARCH, *CODE)]
+    return list(dict.fromkeys(named))
 
 
 def _whole(command: list[str], changes: list[dict[str, str]]) -> list[str]:
