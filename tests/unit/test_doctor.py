@@ -11,9 +11,10 @@ from gpufiles import entry, region, region_for
 from test_doctor_healthy import GROUP, PUBLIC, SHIM, module, with_flashinfer
 
 from smwheel.arch import Arch
+from smwheel.cli.doctor import _show
 from smwheel.doctor import Report, examine
 from smwheel.doctor.environment import read
-from smwheel.doctor.finding import registered
+from smwheel.doctor.finding import Finding, Level, registered
 from smwheel.doctor.report import ORDER
 from smwheel.errors import MalformedError
 from smwheel.gpu import Process
@@ -525,6 +526,29 @@ def test_compiling_while_serving_without_tools(place: Place, tmp_path: Path) -> 
         first(report, "D603")
     )
     assert report.findings[0].cure == f"smwheel build flashinfer --arch 120 --stack from:{place.root}"
+
+
+def test_no_command_is_named_that_makes_nothing_for_the_gpu(place: Place) -> None:
+    place.torch().install("flashinfer-python", "0.7.2", {"flashinfer/__init__.py": b""})
+    report = place.examine(machine(gpu("80")))
+    assert "will fail at the first request" in first(report, "D603")
+    assert report.findings[0].cure == (
+        "install nvcc, ninja and c++: no recipe makes flashinfer-jit-cache-* for compute capability 8.0"
+    )
+
+
+def test_a_second_finding_with_the_same_cure_names_the_first(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.torch()
+    report = place.examine()
+    one = Finding("D603", Level.FAULT, "One.", "Because.", "smwheel build one", "")
+    findings = (one, replace(one, sentence="Two."), replace(one, sentence="Three.", cure="smwheel build three"))
+    _show(replace(report, findings=findings))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if "to do" in line]
+    assert lines == [
+        "to do  smwheel build one",
+        "to do  nothing more: what is to do for 1 cures this too",
+        "to do  smwheel build three",
+    ]
 
 
 def test_ninja_in_an_environment_that_is_not_activated(place: Place, tmp_path: Path) -> None:

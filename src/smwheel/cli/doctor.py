@@ -86,12 +86,17 @@ def _show(report: Report) -> None:
     console.print(f"[bold]{escape(report.case.environment.title)}[/]")
     if not report.findings:
         console.print(f"[green]{escape(report.sentence)}[/]")
+    told: dict[str, int] = {}
     for number, one in enumerate(report.findings, start=1):
         colour = "red" if one.level is Level.FAULT else "yellow"
         mark = "" if one.level is Level.FAULT else "Warning: "
         console.print(f"\n{number}. [{colour}]{mark}{escape(one.sentence)}[/]  \\[{one.code}]")
         console.print(f"   why    {escape(one.why)}")
-        console.print(f"   to do  [bold]{escape(one.cure)}[/]")
+        before = told.setdefault(one.cure, number)
+        if before == number:
+            console.print(f"   to do  [bold]{escape(one.cure)}[/]")
+        else:
+            console.print(f"   to do  nothing more: what is to do for {before} cures this too")
     if report.fine:
         console.print("\nFine:")
         for text in report.fine:

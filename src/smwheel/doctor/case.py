@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smwheel.doctor.knowledge import Knowledge
     from smwheel.doctor.machine import Machine
     from smwheel.doctor.packages import Package
+    from smwheel.recipe import Target
     from smwheel.wheels.inspect import Library
 
 
@@ -69,14 +70,18 @@ class Case:
         """The architecture as `--arch` takes it."""
         return str(self.gpus[0].number) if self.gpus else "120"
 
+    def serves(self, recipe: str) -> bool:
+        """Return whether some version of a recipe is made for the GPU that is judged for; True if that is unknown."""
+        return not self.gpus or any(self.gpus[0].code in (*one.request, one.code) for one in _targets(recipe))
+
     def build(self, recipe: str) -> str:
         """Return the command that makes a package for this environment and GPU, or that nothing can make it.
 
         Of a wheel that is not installed the environment says nothing: the default stack is taken then.
         """
-        targets = [one for data in recipe_of(recipe).versions.values() for one in data.targets]
+        targets = _targets(recipe)
         for gpu in self.gpus[:1]:
-            if any(gpu.code in (*one.request, one.code) for one in targets):
+            if self.serves(recipe):
                 continue
             runs = next((one.code for one in targets if Arch.parse(one.code).loads_on(gpu)), "")
             if runs:
@@ -85,6 +90,10 @@ class Case:
         given = any(one.known and one.known.recipe == recipe for one in self.wheels)
         stack = "" if given else f" --stack from:{self.environment.root}"
         return f"smwheel build {recipe} --arch {self.arch_option}{stack}"
+
+
+def _targets(recipe: str) -> list[Target]:
+    return [one for data in recipe_of(recipe).versions.values() for one in data.targets]
 
 
 def listed(archs: set[Arch]) -> str:

@@ -62,7 +62,7 @@ class Compiles(Strict):
     versions: str = ">=0"
     tools: list[str]
     prebuilt: list[str]
-    cure: str = Field(description="command; {arch} and {environment} are filled in")
+    recipe: str = Field(description="what makes the package of compiled modules")
 
 
 class Assembler(Strict):

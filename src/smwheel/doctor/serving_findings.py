@@ -164,7 +164,10 @@ def no_compiler(case: Case) -> Iterable[Found]:
                 f"{joined(missing)} {'is' if len(missing) == 1 else 'are'} not here.",
                 f"It compiles kernels while it serves unless a package of compiled ones ({rule.prebuilt[0]}) is "
                 f"installed.",
-                rule.cure.format(arch=case.arch_option, environment=case.environment.root),
+                case.build(rule.recipe)
+                if case.serves(rule.recipe)
+                else f"install {joined(missing)}: no recipe makes {rule.prebuilt[-1]} for compute capability "
+                f"{case.gpus[0].capability}",
                 distribution.name,
             )
 
