@@ -10,7 +10,8 @@ from pydantic import Field, field_validator
 
 from smwheel import from_environment
 from smwheel.errors import RecipeError, UsageError
-from smwheel.recipe import Strict, read_toml, recipes_dir
+from smwheel.recipe import recipes_dir
+from smwheel.tomlfile import Strict, read_toml
 
 FROM = "from:"
 """Prefix of the name of a stack that is read from an environment."""

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from smwheel.build.sandbox import BUILD_ID, Sandbox, die_with_parent
 from smwheel.errors import BuildError
-from smwheel.recipe import Strict
+from smwheel.tomlfile import Strict
 
 PROTOCOL = 1
 R = TypeVar("R", bound=Strict)

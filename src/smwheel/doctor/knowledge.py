@@ -10,7 +10,8 @@ from packaging.version import Version
 from pydantic import Field, field_validator
 
 from smwheel import recipe
-from smwheel.recipe import Recipe, RecipeVersion, Strict, read_toml, recipes_dir
+from smwheel.recipe import Recipe, RecipeVersion, recipes_dir
+from smwheel.tomlfile import Strict, read_toml
 
 
 class KnownPackage(Strict):

@@ -27,7 +27,7 @@ from pydantic import Field, field_validator
 from smwheel import inject, recipe
 from smwheel.build.sandbox import namespaces_unusable
 from smwheel.errors import UsageError, VerifyError, VerifyIncompleteError
-from smwheel.recipe import Strict, read_toml
+from smwheel.tomlfile import Strict, read_toml
 
 COMPILERS = (
     *("nvcc", "cicc", "cudafe++", "ptxas", "nvlink", "fatbinary", "ninja", "cmake", "make"),
