@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from packaging.version import Version
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from smwheel import from_environment
 from smwheel.errors import RecipeError, UsageError
@@ -14,7 +14,10 @@ from smwheel.recipe import recipes_dir
 from smwheel.tomlfile import Strict, read_toml
 
 FROM = "from:"
-"""Prefix of the name of a stack that is read from an environment."""
+"""Prefix of the name of a stack that is read from an environment, or from a file that `write` wrote."""
+
+WRITTEN = ".json"
+"""What the names of such files end with."""
 
 
 class Stack(Strict):
@@ -82,7 +85,10 @@ def load(name: str | None) -> Stack:
 
     Raises:
         UsageError: there is no such stack (names the nearest), or the environment gives none.
+        RecipeError: a file that is named for a stack holds none.
     """
+    if name is not None and name.startswith(FROM) and name.endswith(WRITTEN):
+        return _told(Path(name.removeprefix(FROM)))
     stacks = load_all()
     if name is not None and name.startswith(FROM):
         return _read(Path(name.removeprefix(FROM)).absolute(), stacks)
@@ -93,6 +99,24 @@ def load(name: str | None) -> Stack:
         hint = f"did you mean {close[0]}?" if close else f"known stacks: {', '.join(stacks)}"
         raise UsageError(f"there is no stack {name!r}", where="--stack", cure=hint)
     return stacks[name]
+
+
+def write(stack: Stack, path: Path) -> None:
+    """Write a stack to a file from which `from:FILE.json` reads it, where its environment cannot be looked at."""
+    temporary = path.with_suffix(".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(stack.model_dump_json(indent=1), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _told(path: Path) -> Stack:
+    try:
+        return Stack.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{error.errors()[0]['msg']}"
+        raise RecipeError(
+            f"is no stack that smwheel wrote: {reason}", where=str(path), cure="name an environment: --stack from:ENV"
+        ) from error
 
 
 def _read(environment: Path, stacks: dict[str, Stack]) -> Stack:

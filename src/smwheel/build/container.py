@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smwheel import stack
 from smwheel.build.builderimage import builder_image, certificates, local_places, pip_configuration
 from smwheel.build.contained import adopt, as_error
 from smwheel.build.engine import LABEL, Engine, Image
@@ -202,8 +203,11 @@ class Job:
             Mount(recipes_dir().resolve(), f"{PROGRAM}/recipes"),
             Mount((data_dir() / "patches").resolve(), f"{PROGRAM}/patches"),
         ]
-        if self.resolution.stack.environment:  # `--stack from:ENV`: it is named by its path
-            mounts.append(Mount(self.resolution.stack.environment, str(self.resolution.stack.environment)))
+        if self.resolution.stack.environment:
+            # Its Python and links lead to places that no container has: what was read of it goes in, not itself.
+            told = self.options.work.absolute() / f"stack-{digest(self.resolution.stack.model_dump())[:12]}.json"
+            stack.write(self.resolution.stack, told)
+            mounts.append(Mount(told, f"{STATE}/stack.json"))
         if self._given:
             mounts.append(Mount(self.resolution.recipe.directory, f"{STATE}/recipe"))
         if self.resolution.modules_from:
@@ -221,7 +225,8 @@ class Job:
         """Return the resolution as arguments of the program inside."""
         resolution = self.resolution
         name = f"{STATE}/recipe" if self._given else resolution.recipe.name
-        arguments = [name, "--arch", resolution.request.code, "--stack", resolution.stack.name]
+        versions = f"{stack.FROM}{STATE}/stack.json" if resolution.stack.environment else resolution.stack.name
+        arguments = [name, "--arch", resolution.request.code, "--stack", versions]
         arguments += ["--strategy", resolution.strategy]
         if self.options.cuda_home:
             arguments += ["--cuda-home", f"{STATE}/cuda"]
