@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--cuda", type=Path, required=True, help="the CUDA toolkit that compiles")
     parser.add_argument("--memory", type=float, default=governor_set.SMALL_LIMIT / GIB, help="the limit, in GiB")
     parser.add_argument("--modes", default=MODES)
-    parser.add_argument("--set", choices=["small", "all"], default="small", dest="which")
+    parser.add_argument("--set", choices=["small", "quarter", "all"], default="small", dest="which")
     parser.add_argument("--window", type=float, default=3600.0, help="stop each way after so many seconds")
     parser.add_argument("--json", type=Path, help="write the results to this file too")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
@@ -90,6 +90,8 @@ def inside(options: argparse.Namespace) -> dict[str, Any]:
     units = governor_set.unpack(options.bundle, options.work)
     if options.which == "small":
         units = governor_set.subset(units, governor_set.SMALL)
+    elif options.which == "quarter":
+        units = governor_set.quarter(units)
     return governor_set.build(
         units,
         options.work,

@@ -46,6 +46,19 @@ class Group:
         fields = dict(line.split() for line in (self.path / name).read_text().splitlines())
         return int(fields["oom_kill"])
 
+    def settle(self) -> None:
+        """Wait until nothing runs in it any more: what was killed may take a moment to go, and counts until then.
+
+        Raises:
+            TimeoutError: something still runs after 60 seconds.
+
+        """
+        until = time.monotonic() + 60
+        while left := (self.path / "cgroup.procs").read_text():
+            if time.monotonic() > until:
+                raise TimeoutError(f"still in {self.path}: {left.split()}")
+            time.sleep(0.1)
+
 
 @contextmanager
 def limited(size: int, name: str = "smwheel-bench") -> Iterator[Group]:

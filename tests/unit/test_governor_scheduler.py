@@ -87,6 +87,22 @@ def test_heavy_units_leave_room_for_the_light_ones_while_these_keep_the_cores_bu
     assert sum(unit.startswith("light") for unit in started) == 2
 
 
+@pytest.mark.parametrize(("few", "end"), [(4, 60.0), (3, 80.0)])
+def test_with_few_units_left_the_rule_that_ends_first_decides(
+    monkeypatch: pytest.MonkeyPatch, few: int, end: float
+) -> None:
+    """The largest beside the light one, then the two that fill the memory together: 60 s, as short as it can be."""
+    monkeypatch.setattr("smwheel.governor.scheduler.FEW", few)
+    scheduler = fill({"a": need(8, 30), "b": need(1, 20), "c": need(10, 30), "d": need(8, 20)})
+    now, ends = 0.0, dict[int, float]()
+    while scheduler.waiting or scheduler.running:
+        ends |= {request.ticket: now + request.prediction.seconds for request in scheduler.admit(now=now)}
+        first = min(scheduler.running, key=lambda ticket: (ends[ticket], ticket))
+        now = ends[first]
+        scheduler.release(first)
+    assert now == end
+
+
 def test_planned_units_count_before_they_ask() -> None:
     heavies = {f"heavy{n}": need(7.9, 10) for n in range(20)}
     without, planned = fill(heavies), fill(heavies)

@@ -9,6 +9,9 @@ waiting units at once:
 - Units that take more than a core's share of the memory (heavy ones) leave room for the others (light ones):
   as much as those need, on average over what is left of the build, to be done in time. Without this the heavy
   ones fill the memory first while cores idle, and the light ones fill the cores later while memory idles.
+- With few units left, filling the memory with the heaviest first can end sooner, since nothing stays behind to fill
+  what the last heavy ones leave. So both rules are followed to the end in thought, with what is expected of each
+  unit, and the one that ends first decides.
 - When it does not fit yet, the memory it will start in is held for it: another may start before it only if it is
   expected to end by then or fits beside it then (backfilling with one reservation).
 - A unit that has waited longer than `PATIENCE` goes before all others, oldest first; until it fits none starts.
@@ -21,8 +24,9 @@ Ties are broken by the unit's name, so the order of arrival does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from smwheel.governor.bound import lower_bound
 from smwheel.governor.prediction import Prediction
@@ -35,6 +39,17 @@ GUARD = 0.06
 
 # A unit that takes more than this share of the time that the rest of the build must take comes first.
 URGENT = 0.5
+
+# With more units than this to come, one rule is as good as the other, and following them takes too long.
+FEW = 150
+
+
+class Rule(Enum):
+    """Which units go first."""
+
+    BALANCED = "the largest share of the machine for the longest time, with room left for light units"
+    HEAVIEST = "the largest peak, with no room left for light units"
+
 
 # A unit that runs longer than expected is taken to need this share of its expected time yet.
 OVERDUE = 0.25
@@ -114,20 +129,45 @@ class Scheduler:
                 return [self._start(first, now, lone=True)]
         if any(now - request.asked > PATIENCE for request in lone):
             return started
-        return self._backfill(shared, now)
+        return self._backfill(shared, now, self._better_rule(now) if shared else Rule.BALANCED)
 
     def _needs_all(self, request: Request) -> bool:
         return request.alone or request.prediction.peak_bytes > self.budget
 
-    def _backfill(self, shared: list[Request], now: float) -> list[Request]:
+    def _better_rule(self, now: float) -> Rule:
+        """Return the rule under which the build is expected to end first."""
+        if len(self.waiting) + len(self.planned) > FEW or len(self.running) >= self.cores:
+            return Rule.BALANCED
+        return min(Rule, key=lambda rule: self._forecast(rule, now))
+
+    def _forecast(self, rule: Rule, now: float) -> float:
+        """Return when all units would end under a rule if all were as expected; those that need the machine aside."""
+        thought = Scheduler(budget=self.budget, cores=self.cores)
+        ends = {}
+        for ticket, request in self.running.items():
+            thought.running[ticket] = replace(request)
+            ends[ticket] = request.expected_end(now)
+        known = [(request.unit, request.prediction) for request in self.waiting.values() if not request.alone]
+        for ticket, (unit, prediction) in enumerate([*known, *self.planned.items()], start=1):
+            if prediction.peak_bytes <= self.budget:
+                thought.waiting[-ticket] = Request(-ticket, unit, prediction, now)
+        while thought.waiting or thought.running:
+            for request in thought._backfill(thought.waiting.values(), now, rule):
+                ends[request.ticket] = now + request.prediction.seconds
+            first = min(thought.running, key=lambda ticket: (ends[ticket], ticket))
+            now = max(now, ends[first])
+            del thought.running[first]
+        return now
+
+    def _backfill(self, shared: Iterable[Request], now: float, rule: Rule) -> list[Request]:
         started: list[Request] = []
         free_cores = self.cores - len(self.running)
         free = self.budget - self.reserved
         heavy = sum(r.prediction.peak_bytes for r in self.running.values() if self._is_heavy(r.prediction))
-        bound, light_room = self._outlook(now)
+        bound, light_room = self._outlook(now) if rule is Rule.BALANCED else (0.0, 0.0)
         heavy_most = self.budget - light_room
         held: _Hold | None = None
-        for request in sorted(shared, key=lambda r: self._order(r, now, bound)):
+        for request in sorted(shared, key=lambda r: self._order(r, now, bound, rule)):
             if free_cores <= 0:
                 break
             peak = request.prediction.peak_bytes
@@ -160,11 +200,13 @@ class Scheduler:
         light = sum(peak * seconds for peak, seconds in left if peak * self.cores <= self.budget)
         return bound, light / bound if bound else 0.0
 
-    def _order(self, request: Request, now: float, bound: float) -> tuple[int, float, str, int]:
-        """Sort key: the patient by age; those that take most of the time left; then by share times time."""
+    def _order(self, request: Request, now: float, bound: float, rule: Rule) -> tuple[int, float, str, int]:
+        """Sort key: the patient by age; then as the rule says, those that take most of the time left before others."""
         seconds = request.prediction.seconds
         if now - request.asked > PATIENCE:
             rank, key = 0, request.asked
+        elif rule is Rule.HEAVIEST:
+            rank, key = 1, -float(request.prediction.peak_bytes)
         elif seconds > URGENT * bound:
             rank, key = 1, -seconds
         else:
