@@ -167,6 +167,8 @@ def test_a_recipe_or_an_original_that_is_not_there(tmp_path: Path) -> None:
     path = wheel(tmp_path)
     with Wheel(path) as opened, pytest.raises(UsageError, match="no recipe 'nope'"):
         gather(opened, recipe_name="nope")
+    _, said = run(path, "--recipe", "ops", "--arch", "120")
+    assert "they need --recipe, --arch and --stack" in json.dumps(said)
     done = CliRunner().invoke(app, ["verify", str(path), "--against", str(tmp_path / "none.whl")])
     assert isinstance(done.exception, UsageError)
     assert "no such file" in done.exception.message

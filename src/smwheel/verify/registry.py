@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HOW_TO_GIVE = {
     "arch": "the architecture is not known: give --arch",
-    "recipe": "the recipe is not known: give --recipe",
+    "recipe": "the recipe's rules are not known: they need --recipe, --arch and --stack",
     "cuda": "the stack's CUDA version is not known: give --stack",
     "torch": "the stack's torch version is not known: give --stack",
     "original": "the original's sha256 is not known: give --recipe of a package that is cut from a published wheel",
