@@ -16,7 +16,7 @@ import pytest
 from demo_build import GENERATOR, build, counted, make_demo
 
 from smwheel.build.sandbox import BUILD_ID, kill_survivors, namespaces_unusable
-from smwheel.errors import BuildError, LockedError, VerifyError, VerifyIncompleteError
+from smwheel.errors import BuildError, LockedError, OutOfMemoryError, VerifyError, VerifyIncompleteError
 from smwheel.locks import locked
 
 
@@ -141,6 +141,14 @@ def test_a_failing_unit_is_named_with_its_own_last_lines(tmp_path: Path) -> None
     assert "missing_" in text
     assert "No such file" in text
     assert "compile.log" in caught.value.cure
+
+
+def test_a_unit_that_was_killed_for_memory_alone_is_no_plain_failure(tmp_path: Path) -> None:
+    said = "smwheel: one/a: killed for memory although it ran alone: this unit needed more than 0.7 GiB"
+    dying = GENERATOR.replace("sleep $(cat {work}/linger)", f"echo '{said}'; exit 137")
+    with pytest.raises(OutOfMemoryError, match=r"needed more than 0\.7 GiB") as caught:
+        build(tmp_path, generator=dying)
+    assert "--memory" in caught.value.cure
 
 
 def test_a_failed_build_keeps_what_was_finished(tmp_path: Path) -> None:

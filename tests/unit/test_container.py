@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from smwheel.build import engine as engines
 from smwheel.build.backend import choose
 from smwheel.build.builderimage import local_places, pip_configuration
 from smwheel.build.contained import adopt, as_error
-from smwheel.build.container import Ended, Fetched, Job, Mount, outside
+from smwheel.build.container import Ended, Fetched, Job, Mount, _ulimits, outside
 from smwheel.errors import BuildError, ContainerError, OutOfMemoryError, SmwheelError, UsageError, VerifyError
 from smwheel.governor.ledger import Cost, Ledger
 from smwheel.governor.limits import Limits
@@ -131,8 +132,19 @@ def test_a_full_disk_in_the_engine(tmp_path: Path, only: Path) -> None:
     assert "docker system df" in caught.value.cure
 
 
+def test_podman_without_an_init_program() -> None:
+    said = "Error: container-init binary not found on the host: stat /usr/libexec/podman/catatonit: no such file"
+    assert "install catatonit" in engines.refusal(said, where="podman create").cure
+
+
+def test_podman_asks_for_no_more_than_this_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = {resource.RLIMIT_NOFILE: 20000, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, hard[kind]))
+    assert _ulimits() == ["--ulimit", "nofile=20000:20000", "--ulimit", "nproc=32768:32768"]
+
+
 def image(machine: str) -> str:
-    return json.dumps({"Id": "sha256:1", "RepoDigests": [], "Architecture": machine, "Size": 1})
+    return json.dumps([{"Id": "sha256:1", "RepoDigests": [], "Architecture": machine, "Size": 1}])
 
 
 def test_bases_that_are_missing_or_for_another_processor(only: Path) -> None:

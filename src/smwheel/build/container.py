@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import sqlite3
 import subprocess
@@ -261,8 +262,10 @@ class Job:
         }
         arguments = ["--init", "--label", self._label, "--network", network, "--user", user]
         arguments += ["--security-opt", "no-new-privileges", "--read-only", "--tmpfs", "/tmp:mode=1777,size=1g"]  # noqa: S108
-        if self.backend.engine.name == "podman" and self.backend.engine.rootless:
-            arguments += ["--userns", "keep-id"]
+        if self.backend.engine.name == "podman":
+            arguments += [*_ulimits(), "--read-only-tmpfs=false"]  # else /run and /var/tmp can be written too
+            if self.backend.engine.rootless:
+                arguments += ["--userns", "keep-id"]
         if limit:
             memory = str(self.limits.memory)
             arguments += [
@@ -290,7 +293,8 @@ class Job:
         said = next(iter(found.get("failures", {}).values()), None) or (found if "error" in found else None)
         if said is not None:
             error = as_error({key: outside(value, mounts) for key, value in said.items()})
-            raise self._out_of_memory(error.message) if ended.out_of_memory and type(error) is BuildError else error
+            ours = ended.out_of_memory and type(error) in (BuildError, OutOfMemoryError)
+            raise self._out_of_memory(error.message) if ours else error
         if ended.code == 0 and found:
             return dict(found)
         if ended.out_of_memory:
@@ -414,6 +418,19 @@ def _lent_cache(folder: Path, reporter: Reporter) -> Iterator[Path]:
                     kept.merge(copy)
             except sqlite3.Error as error:
                 reporter.warn(f"what the build's units took was not kept: {error}")
+
+
+def _ulimits() -> list[str]:
+    """Return options that keep podman within this machine's own limits.
+
+    By itself it asks for 1,048,576 open files, which fails where root may not raise limits (no CAP_SYS_RESOURCE).
+    """
+    arguments = []
+    for name, kind, most in (("nofile", resource.RLIMIT_NOFILE, 1 << 20), ("nproc", resource.RLIMIT_NPROC, 1 << 15)):
+        hard = resource.getrlimit(kind)[1]
+        value = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        arguments += ["--ulimit", f"{name}={value}:{value}"]
+    return arguments
 
 
 def _caller() -> str:

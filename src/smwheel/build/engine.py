@@ -49,9 +49,17 @@ _REFUSALS = (
         "start it (systemctl start docker, or ci/install-engine), or build with --backend host",
     ),
     (
-        r"no such image|manifest unknown|pull access denied|not found: manifest|failed to resolve|no such host",
+        (
+            r"no such image|image not known|manifest unknown|pull access denied|not found: manifest|failed to resolve"
+            r"|no such host"
+        ),
         "the image is not there and cannot be pulled",
         "name one that is (--base-image), or make one: ci/make-base-image",
+    ),
+    (
+        r"container-init binary not found",
+        "podman has no init program for containers",
+        "install catatonit, which Debian's podman only recommends",
     ),
     (
         r"exec format error",
@@ -119,7 +127,7 @@ class Engine:
             ContainerError: the engine does not answer.
         """
         try:
-            found = json.loads(self.call("image", "inspect", reference, "--format", "{{json .}}", where=reference))
+            (found,) = json.loads(self.call("image", "inspect", reference, where=reference))
         except ContainerError as error:
             if "not there" in error.message:
                 return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import ninja as ninja_package
 
 from smwheel.build.sandbox import BUILD_ID, Sandbox, die_with_parent
-from smwheel.errors import BuildError
+from smwheel.errors import BuildError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from smwheel.plan import Unit
@@ -26,6 +26,8 @@ LAUNCHER = "SMWHEEL_LAUNCHER"
 """Environment variable that names the program standing before every command; it is given the unit's id first."""
 
 _STATUS = re.compile(r"^\[smwheel\] (.*)$")
+_DIED_ALONE = "killed for memory although it ran alone"
+"""What the launcher says of a unit that no smaller company would have saved."""
 
 
 def ninja_binary() -> Path:
@@ -82,6 +84,7 @@ def run(
 
     Raises:
         BuildError: a unit failed: names it, with its command and its own last lines.
+        OutOfMemoryError: it did because it was killed for memory even when it ran alone.
     """
     command = sandbox.wrap([str(ninja_binary()), f"-j{jobs}", "-f", sandbox.inside(path)], cwd=cwd)
     variables = _status_environment(environment) | {BUILD_ID: build_id}
@@ -129,4 +132,7 @@ def _failure(unit: str, lines: list[str], code: int, log: Path) -> BuildError:
     command = lines[1] if len(lines) > 1 else ""
     own = [line for line in lines[2:] if not line.startswith("ninja: ")][-25:]
     text = "\n".join(["failed", f"command: {command}", *own])
+    if any(_DIED_ALONE in line for line in own):
+        cure = f"give the build more memory (--memory, or a larger machine); the whole output is in {log}"
+        return OutOfMemoryError(text, where=f"unit {unit}", cure=cure)
     return BuildError(text, where=f"unit {unit}", cure=f"the whole output is in {log}")
