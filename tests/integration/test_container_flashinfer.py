@@ -14,11 +14,10 @@ import container_demo as demo
 import pytest
 
 from smwheel.build import engine as engines
-from smwheel.build.builderimage import LOCAL_BASE, certificates
+from smwheel.build.builderimage import LOCAL_BASE, _secrets
 from smwheel.build.engine import Engine
 from smwheel.errors import ContainerError
 from smwheel.paths import data_dir
-from smwheel.sources.settings import pip_settings
 
 pytestmark = pytest.mark.integration
 
@@ -97,7 +96,7 @@ def tags(engine: Engine) -> Iterator[dict[str, str]]:
 def test_the_serving_example_is_made_of_the_wheels_image_with_no_network(
     tmp_path: Path, engine: Engine, houses: dict[str, Path], tags: dict[str, str]
 ) -> None:
-    """PACKAGES is left empty: a CUDA torch is 5.5 GB. So `import flashinfer` is named as not checked."""
+    """PACKAGES is one that OURS names: a CUDA torch is 5.5 GB. So `import flashinfer` is named as not checked."""
     image = tmp_path / "image.tar"
     command = ["image", "--wheelhouse", str(houses["docker"]), "--arch", "120", "--tag", tags["wheels"]]
     subprocess.run([*demo.program(), *command, "--output", str(image)], check=True, capture_output=True)
@@ -107,12 +106,14 @@ def test_the_serving_example_is_made_of_the_wheels_image_with_no_network(
     assert loaded.size < sum(wheel.stat().st_size for wheel in houses["docker"].glob("*.whl")) + (1 << 20)
 
     dockerfile = ["--file", str(data_dir() / "docker/serving.Dockerfile")]
-    trusted = certificates(pip_settings())
-    secret = ["--secret", f"id=ca,src={trusted}"] if trusted else []
-    base = ["--build-arg", f"BASE_IMAGE={LOCAL_BASE}", "--build-arg", "PACKAGES=", "--build-arg", "COMPILERS=0"]
+    base = ["--build-arg", f"BASE_IMAGE={LOCAL_BASE}", "--build-arg", "COMPILERS=0"]
+    packages = ["--build-arg", "PACKAGES=iniconfig packaging", "--build-arg", "OURS=iniconfig"]
     log = tmp_path / "log"
-    arguments = [*dockerfile, *base, *secret, "--network", "host", "--target", "environment"]
+    arguments = [*dockerfile, *base, *packages, *_secrets(tmp_path), "--network", "host", "--target", "environment"]
     engine.build([*arguments, "--tag", tags["environment"], str(data_dir())], log, where="environment")
+    listed = engine.call("run", "--rm", "--network", "none", tags["environment"], "pip", "list", "--format=freeze")
+    assert "packaging==" in listed
+    assert "iniconfig" not in listed, "what the wheels bring stays in the environment's layer"
     ours = ["--build-arg", f"WHEELS={tags['wheels']}", "--build-arg", f"ENVIRONMENT={tags['environment']}"]
     arguments = [*dockerfile, *ours, "--build-arg", "PARTIAL=1", "--network", "none", "--tag", tags["serving"]]
     engine.build([*arguments, str(data_dir())], log, where="serving")
