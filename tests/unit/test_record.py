@@ -107,7 +107,12 @@ while True: time.sleep(60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    made = record.record(python(code), recipe_name=recipe, name="mine")
+    # A shell that starts the tests in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        made = record.record(python(code), recipe_name=recipe, name="mine")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (made.document["specs"], made.status) == ([{"kernel": "a"}], 5)
     assert log.read_text() == "stopped once. "
 
