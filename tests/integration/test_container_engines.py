@@ -77,7 +77,7 @@ def test_podman_builds_within_the_same_walls(tmp_path: Path, podman: Engine) -> 
     assert (work / "limit").read_text().split() == [str(1500 << 20)]
     said = demo.evidence(tmp_path, "container.json")
     assert (said["engine"], said["network"]) == ("podman", "none")
-    assert said["base_id"] == podman.base(LOCAL_BASE).id
+    assert said["base"] == f"sha256:{podman.base(LOCAL_BASE).id}", "a name that changes makes another plan"
     assert podman.call("ps", "--all", "--quiet", "--filter", "label=smwheel") == ""
 
 

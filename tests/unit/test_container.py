@@ -159,6 +159,15 @@ def test_bases_that_are_missing_or_for_another_processor(only: Path) -> None:
     assert engines.find("docker").base("x").digest == "sha256:1"
 
 
+def test_an_image_has_one_name_on_every_engine() -> None:
+    names = ("localhost/smwheel-base-used@sha256:2", "localhost/smwheel-base@sha256:2")
+    by_podman = engines.Image("1", names, "amd64", 1)
+    by_docker = engines.Image("sha256:1", (), "amd64", 1)
+    assert by_podman.digest == by_docker.digest == "sha256:1"
+    pulled = engines.Image("1", (*names, "quay.io/pypa/base@sha256:3"), "amd64", 1)
+    assert pulled.digest == "quay.io/pypa/base@sha256:3"
+
+
 def test_choosing_a_backend(only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(Options(), Reporter()) is None
     with pytest.raises(UsageError, match="no backend 'lxc'"):

@@ -80,8 +80,12 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """What names exactly this image: `repository@sha256:…` if it was pulled, else its own id."""
-        return self.digests[0] if self.digests else self.id
+        """What names exactly this image: `repository@sha256:…` if it was pulled, else its own id.
+
+        podman gives images that were made here digests too, under every name they have, in an order that changes.
+        """
+        pulled = [digest for digest in self.digests if not digest.startswith("localhost/")]
+        return pulled[0] if pulled else f"sha256:{self.id.removeprefix('sha256:')}"
 
 
 @dataclass(frozen=True)
