@@ -232,6 +232,15 @@ def test_the_recipe_may_say_that_plain_code_is_enough(tmp_path: Path) -> None:
         assert len(problems(path, "W202", replace(GOOD, plain=("ops/other/*",)))) == 1
 
 
+def test_the_recipe_may_say_that_another_suffix_stands_alone(tmp_path: Path) -> None:
+    path = wheel(tmp_path, [(OPS, ops(tmp_path / "so", "120a"))])
+    for_family = replace(GOOD, arch=Arch.parse("120f"))
+    here, elsewhere = ["ops/sm100/*"], ["ops/other/*"]
+    for files, allow, count in ((here, "120a", 0), (elsewhere, "120a", 1), (here, "121a", 1)):
+        rule = ForeignCode(files=files, allow=[allow], reason="upstream compiles it so")
+        assert len(problems(path, "W202", replace(for_family, foreign=(rule,)))) == count
+
+
 def test_ptx_beside_machine_code(tmp_path: Path) -> None:
     blob = region(entry("120a"), entry("120", b".version", kind=PTX))
     path = wheel(tmp_path, [(OPS, ops(tmp_path / "so", fatbin=blob))])

@@ -82,6 +82,10 @@ def code_for_target(subject: Subject, expect: Expectations) -> Iterable[Problem 
         if loads and _matches(library.name, expect.plain):
             yield f"{library.name} has {_listed(loads)}, which the recipe says is enough"
             continue
+        others = _allowed(library, expect)
+        if found and all(arch in others and arch.number == target.number for arch in found):
+            yield f"{library.name} has {_listed(found)} alone, which the recipe allows: {others[min(found)]}"
+            continue
         yield Problem(f"has no code for {target.sm}: {_instead(target, library, found)}", library.name)
 
 
