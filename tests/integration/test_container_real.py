@@ -33,14 +33,7 @@ ON_DOCKER = ("--backend", "docker")
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    try:
-        found = engines.find("docker")
-        found.base(LOCAL_BASE)
-    except ContainerError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-    return found
+    return demo.docker()
 
 
 @pytest.fixture(autouse=True)
