@@ -93,9 +93,9 @@ def pack(bundle: Path) -> None:
         units = []
         for one in plan["units"]:
             name = f"{one['module']}/{Path(one['source']).name}"
-            said = predict_from_rows(rows, version=plan["version"], unit=name, family=one["family"], arch="120a")
+            said = predict_from_rows(rows, version=plan["version"], names=[name], family=one["family"], arch="120a")
             link = one["kind"] == "link"
-            cost = (0.0, 0) if link else (said.seconds, int(said.peak_bytes / MARGIN[Source.COSTS]))
+            cost = (0.0, 0) if link else (said.seconds, int(said.peak_bytes / MARGIN[said.source]))
             placed = [_placed(word, places) for word in one["command"]]
             inputs = [_placed(word, places) for word in one["inputs"]]
             units.append(Unit(one["id"], placed, inputs, _placed(one["output"], places), *cost))

@@ -9,7 +9,7 @@ from typing import Any
 from smwheel.governor.bound import lower_bound
 from smwheel.governor.ledger import Build, CostRow, Ledger, predict_from_rows, read_costs_tsv
 from smwheel.governor.limits import Limits
-from smwheel.governor.prediction import Prediction, Source
+from smwheel.governor.prediction import MEASURED, Prediction
 from smwheel.paths import cache_dir
 from smwheel.plan import Plan, Unit
 from smwheel.progress import duration, size
@@ -71,16 +71,10 @@ def predict(plan: Plan) -> dict[str, Prediction]:
 
 
 def _predict_unit(unit: Unit, key: Build, known: Ledger, rows: list[CostRow]) -> Prediction:
-    """Return what the ledger knows of a unit, else what the recipe's costs say of it by its id or its source."""
-    learned = known.predict(key.recipe, key.version, unit.id, unit.family, key.arch, key.toolkit, key.flags)
-    if learned.source is not Source.PRIOR:
-        return learned
+    """Return what the ledger and the recipe's costs say of a unit; a recipe may name it by its source too."""
     names = (unit.id, f"{unit.module}/{PurePosixPath(unit.source).name}")
-    said = (
-        predict_from_rows(rows, version=key.version, unit=name, family=family, arch=key.arch)
-        for name, family in zip(names, ("", unit.family), strict=True)
-    )
-    return next((each for each in said if each.source is not Source.PRIOR), learned)
+    said = predict_from_rows(rows, version=key.version, names=names, family=unit.family, arch=key.arch)
+    return known.predict(key.recipe, key.version, unit.id, unit.family, key.arch, key.toolkit, key.flags, said)
 
 
 def estimate(predictions: dict[str, Prediction], limits: Limits) -> Estimate:
@@ -89,7 +83,7 @@ def estimate(predictions: dict[str, Prediction], limits: Limits) -> Estimate:
     bound = lower_bound(pairs, budget=limits.budget, cores=limits.jobs)
     return Estimate(
         units=len(pairs),
-        measured=sum(each.source is not Source.PRIOR for each in predictions.values()),
+        measured=sum(each.source in MEASURED for each in predictions.values()),
         cpu_seconds=sum(seconds for _, seconds in pairs),
         wall_seconds=bound.seconds * OVERHEAD,
         peak_bytes=max((each.peak_bytes for each in predictions.values()), default=0),

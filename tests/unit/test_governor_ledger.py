@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
@@ -29,25 +30,46 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "cache" / "costs.sqlite")
 
 
-def predict(ledger: Ledger, unit: str = "m/u.cu", family: str = "m", rows: tuple[CostRow, ...] = ()) -> Prediction:
-    return ledger.predict("lib", "2.0", unit, family, "120a", "13.0.88", "f1", rows)
+def predict(ledger: Ledger, unit: str = "m/u.cu", family: str = "m", said: Prediction = PRIOR) -> Prediction:
+    return ledger.predict("lib", "2.0", unit, family, "120a", "13.0.88", "f1", said)
 
 
-def row(unit: str, peak: float, *, version: str = "1.0", family: str = "", arch: str = "120a") -> CostRow:
-    return CostRow(version, arch, unit, family, 7.0, peak, "measured")
+def row(
+    unit: str,
+    peak: float,
+    *,
+    version: str = "1.0",
+    family: str = "",
+    arch: str = "120a",
+    kind: Literal["measured", "guessed"] = "measured",
+) -> CostRow:
+    return CostRow(version, arch, unit, family, 7.0, peak, kind)
 
 
 def test_each_source_comes_before_the_next(ledger: Ledger) -> None:
-    rows = (row("m/*", 500),)
+    guessed = Prediction.of(500 * MIB, 7.0, Source.GUESSED)
     assert predict(ledger) == PRIOR
-    assert predict(ledger, rows=rows).source is Source.COSTS
+    assert predict(ledger, said=guessed) == guessed
     ledger.record(cost("m/other.cu", 600, family="m"))
-    assert predict(ledger, rows=rows).source is Source.FAMILY
+    assert predict(ledger, said=guessed).source is Source.FAMILY
+    measured = Prediction.of(550 * MIB, 7.0, Source.COSTS)
+    assert predict(ledger, said=measured) == measured
     ledger.record(cost("m/u.cu", 700, version="1.0"))
-    assert predict(ledger, rows=rows).source is Source.VERSION
+    assert predict(ledger, said=measured).source is Source.VERSION
     ledger.record(cost("m/u.cu", 800))
-    found = predict(ledger, rows=rows)
+    found = predict(ledger, said=measured)
     assert found == Prediction(int(800 * MIB * MARGIN[Source.SAME]), 9.0, Source.SAME)
+
+
+def test_the_light_units_of_a_family_do_not_make_its_heavy_ones_light(ledger: Ledger) -> None:
+    # A build that was stopped after the bindings: what is heavy must not be started as if it were a binding.
+    ledger.record(cost("m/binding.cu", 245, family="m"))
+    guessed = Prediction.of(9000 * MIB, 100.0, Source.GUESSED)
+    found = predict(ledger, said=guessed)
+    assert found == Prediction(guessed.peak_bytes, 9.0, Source.FAMILY)
+    learner = Learner(known={"m/u.cu": found}, families={"m/u.cu": "m", "m/binding.cu": "m"})
+    learner.learn("m/binding.cu", Outcome(0, 5, 4, 245 * MIB))
+    assert learner.predict("m/u.cu").peak_bytes == guessed.peak_bytes
 
 
 def test_other_flags_are_another_version_and_other_architectures_are_nothing(ledger: Ledger) -> None:
@@ -69,14 +91,23 @@ def test_a_family_is_as_heavy_as_its_heaviest(ledger: Ledger) -> None:
     assert predict(ledger).peak_bytes == int(5000 * MIB * MARGIN[Source.FAMILY])
 
 
-def test_the_row_that_fits_best(ledger: Ledger) -> None:
+def test_the_row_that_fits_best() -> None:
     rows = [row("m/*", 500), row("m/u.cu", 400), row("m/u.cu", 450, version="2.0"), row("*/u.cu", 9000)]
     options = {"version": "2.0", "family": "", "arch": "120a"}
-    assert predict_from_rows(rows, unit="m/u.cu", **options).peak_bytes == int(450 * MIB * MARGIN[Source.COSTS])
-    assert predict_from_rows(rows, unit="m/x.cu", **options).peak_bytes == int(500 * MIB * MARGIN[Source.COSTS])
+    assert predict_from_rows(rows, names=["m/u.cu"], **options) == Prediction.of(450 * MIB, 7.0, Source.COSTS)
+    assert predict_from_rows(rows, names=["m/x.cu"], **options) == Prediction.of(500 * MIB, 7.0, Source.GUESSED)
     by_family = [row("m/other.cu", 300, family="m")]
-    assert predict_from_rows(by_family, unit="m/x.cu", version="2.0", family="m", arch="120a").source is Source.COSTS
-    assert predict_from_rows(by_family, unit="m/x.cu", version="2.0", family="n", arch="120a") == PRIOR
+    options = {"version": "2.0", "arch": "120a"}
+    assert predict_from_rows(by_family, names=["m/x.cu"], family="m", **options).source is Source.GUESSED
+    assert predict_from_rows(by_family, names=["m/x.cu"], family="n", **options) == PRIOR
+
+
+def test_a_measured_row_holds_before_a_guess_whatever_name_it_uses() -> None:
+    rows = [row("m/source.cu", 900, version="2.0"), row("m/*", 100, version="*", kind="guessed")]
+    found = predict_from_rows(rows, names=["m/object.o", "m/source.cu"], version="2.0", family="m", arch="120a")
+    assert found == Prediction.of(900 * MIB, 7.0, Source.COSTS)
+    guess = predict_from_rows(rows, names=["m/other.o", "m/other.cu"], version="2.0", family="m", arch="120a")
+    assert guess == Prediction.of(100 * MIB, 7.0, Source.GUESSED)
 
 
 def test_what_is_exported_is_read_again(tmp_path: Path) -> None:

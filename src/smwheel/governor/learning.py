@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ class Learner:
         seen = self._seen.get(self.families.get(unit, ""), [])
         if best.source in WEAK and seen:
             seconds = sum(outcome.cpu for outcome in seen) / len(seen)
-            return Prediction.of(max(outcome.peak for outcome in seen), seconds, Source.FAMILY)
+            now = Prediction.of(max(outcome.peak for outcome in seen), seconds, Source.FAMILY)
+            least = best.peak_bytes if best.source is Source.FAMILY else 0
+            return replace(now, peak_bytes=max(now.peak_bytes, least))
         return best
 
     def learn(self, unit: str, outcome: Outcome) -> None:

@@ -1,7 +1,8 @@
 """What units took, kept in the cache from build to build, and what follows for the next.
 
 A prediction is the first of: the same unit (same recipe, architecture, toolkit and flags); the same unit of
-another version, toolkit or set of flags; the unit's family; the recipe's `costs.tsv`; a prior of 4 GiB.
+another version, toolkit or set of flags; the same unit as the recipe's `costs.tsv` measured it; the unit's family, but
+no less memory than `costs.tsv` guesses; that guess; a prior of 4 GiB.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import csv
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -151,9 +152,14 @@ class Ledger:
         arch: str,
         toolkit: str,
         flags_digest: str,
-        costs_tsv: Iterable[CostRow] = (),
+        said: Prediction = PRIOR,
     ) -> Prediction:
-        """Return what a unit is expected to need, from the best source there is."""
+        """Return what a unit is expected to need, from the best source there is.
+
+        `said` is what the recipe's costs say of it. A family's light units say nothing of its heavy ones: where only
+        the family is known here, a unit that the recipe measured is as it was there, and none needs less memory than
+        the recipe guesses.
+        """
         keys = (
             (Source.SAME, _SAME, (recipe, version, unit, arch, toolkit, flags_digest)),
             (Source.VERSION, _OTHER, (recipe, unit, arch)),
@@ -161,24 +167,31 @@ class Ledger:
         )
         with self._open() as database:
             for source, where, values in keys:
-                if source is Source.FAMILY and not family:
+                if source is Source.FAMILY and (not family or said.source is Source.COSTS):
                     continue
                 peak, cpu = database.execute(
                     f"SELECT max(peak), avg(cpu) FROM costs {where}",  # noqa: S608
                     values,
                 ).fetchone()
-                if peak is not None:
-                    return Prediction.of(peak, cpu, source)
-        return predict_from_rows(costs_tsv, version=version, unit=unit, family=family, arch=arch)
+                if peak is None:
+                    continue
+                found = Prediction.of(peak, cpu, source)
+                if source is Source.FAMILY and said.source is Source.GUESSED:
+                    return replace(found, peak_bytes=max(found.peak_bytes, said.peak_bytes))
+                return found
+        return said
 
 
-def predict_from_rows(rows: Iterable[CostRow], *, version: str, unit: str, family: str, arch: str) -> Prediction:
-    """Return what a recipe's costs say of a unit, or the prior.
+def predict_from_rows(
+    rows: Iterable[CostRow], *, version: str, names: Collection[str], family: str, arch: str
+) -> Prediction:
+    """Return what a recipe's costs say of a unit that goes by these names, or the prior.
 
     A file goes from the particular to the general and its first row that fits holds: rows for the unit with this
-    version and architecture (`*` is any), then rows for the unit, then the heaviest row of the family.
+    version and architecture (`*` is any), then rows for the unit, then the heaviest row of the family. Only a measured
+    row of the first kind is a measurement of this unit.
     """
-    by_unit = [row for row in rows if row.unit and (row.unit == unit or fnmatchcase(unit, row.unit))]
+    by_unit = [row for row in rows if any(row.unit == name or fnmatchcase(name, row.unit) for name in names)]
     same = [row for row in by_unit if row.version in (version, "*") and row.arch in (arch, "*")]
     by_family = sorted(
         (row for row in rows if family and row.family == family), key=lambda row: row.peak_mib, reverse=True
@@ -186,7 +199,8 @@ def predict_from_rows(rows: Iterable[CostRow], *, version: str, unit: str, famil
     for matching in (same, by_unit, by_family):
         if matching:
             best = matching[0]
-            return Prediction.of(best.peak_mib * MIB, best.cpu_s or PRIOR_SECONDS, Source.COSTS)
+            source = Source.COSTS if matching is same and best.kind == "measured" else Source.GUESSED
+            return Prediction.of(best.peak_mib * MIB, best.cpu_s or PRIOR_SECONDS, source)
     return PRIOR
 
 

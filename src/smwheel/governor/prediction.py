@@ -16,11 +16,23 @@ class Source(StrEnum):
     VERSION = "another version's unit"
     FAMILY = "its family"
     COSTS = "costs.tsv"
+    GUESSED = "costs.tsv, guessed"
     PRIOR = "prior"
 
 
+MEASURED = (Source.SAME, Source.COSTS)
+"""The sources that measured this very unit."""
+
+
 # What is added to a measured peak: the same unit differs by about 1 % from run to run, the others by more.
-MARGIN = {Source.SAME: 1.03, Source.VERSION: 1.10, Source.FAMILY: 1.15, Source.COSTS: 1.10, Source.PRIOR: 1.0}
+MARGIN = {
+    Source.SAME: 1.03,
+    Source.VERSION: 1.10,
+    Source.FAMILY: 1.15,
+    Source.COSTS: 1.10,
+    Source.GUESSED: 1.10,
+    Source.PRIOR: 1.0,
+}
 
 PRIOR_PEAK = 4 * GIB
 PRIOR_SECONDS = 30.0
