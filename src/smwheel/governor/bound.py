@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import fsum
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ def lower_bound(units: Iterable[tuple[float, float]], *, budget: float, cores: i
     """
     pairs = [(min(peak, budget), seconds) for peak, seconds in units]
     return Bound(
-        cores=sum(seconds for _, seconds in pairs) / cores,
-        memory=sum(peak * seconds for peak, seconds in pairs) / budget,
+        cores=fsum(seconds for _, seconds in pairs) / cores,
+        memory=fsum(peak * seconds for peak, seconds in pairs) / budget,
         longest=max((seconds for _, seconds in pairs), default=0.0),
-        large=sum(seconds for peak, seconds in pairs if peak > budget / 2),
+        large=fsum(seconds for peak, seconds in pairs if peak > budget / 2),
     )

@@ -19,7 +19,7 @@ waiting units at once:
   when nothing runs; those that are known to be too large go first, when nothing has to be stopped for them,
   those to be tried again go last, so that one emptying of the machine serves them all.
 
-Ties are broken by the unit's name, so the order of arrival does not matter.
+Ties are broken by the unit's name and sums are exact, so the order of arrival does not matter.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import fsum
 
 from smwheel.governor.bound import lower_bound
 from smwheel.governor.prediction import Prediction
@@ -154,9 +155,9 @@ class Scheduler:
         while thought.waiting or thought.running:
             for request in thought._backfill(thought.waiting.values(), now, rule):
                 ends[request.ticket] = now + request.prediction.seconds
-            first = min(thought.running, key=lambda ticket: (ends[ticket], ticket))
-            now = max(now, ends[first])
-            del thought.running[first]
+            now = max(now, min(ends[ticket] for ticket in thought.running))
+            # All that end now, so that it does not matter who of them asked first.
+            thought.running = {ticket: one for ticket, one in thought.running.items() if ends[ticket] > now}
         return now
 
     def _backfill(self, shared: Iterable[Request], now: float, rule: Rule) -> list[Request]:
@@ -197,7 +198,7 @@ class Scheduler:
         left += [(r.prediction.peak_bytes, r.expected_end(now) - now) for r in self.running.values()]
         left += [(p.peak_bytes, p.seconds) for p in self.planned.values()]
         bound = lower_bound(left, budget=self.budget, cores=self.cores).seconds
-        light = sum(peak * seconds for peak, seconds in left if peak * self.cores <= self.budget)
+        light = fsum(peak * seconds for peak, seconds in left if peak * self.cores <= self.budget)
         return bound, light / bound if bound else 0.0
 
     def _order(self, request: Request, now: float, bound: float, rule: Rule) -> tuple[int, float, str, int]:
@@ -219,10 +220,11 @@ class Scheduler:
         free = self.budget - self.reserved - request.prediction.peak_bytes
         when = now
         for other in sorted(self.running.values(), key=lambda r: r.expected_end(now)):
-            if free >= 0:
+            end = other.expected_end(now)
+            if free >= 0 and end > when:
                 break
             free += other.prediction.peak_bytes
-            when = other.expected_end(now)
+            when = end
         return _Hold(when, free)
 
     def _start(self, request: Request, now: float, *, lone: bool = False) -> Request:
