@@ -30,22 +30,38 @@ def full(version: str, code: str, work: Path, **changes: Any) -> dict[str, Any]:
     return tools.ask(tools.request(version, code, work, **changes), tools.locked_python(version))
 
 
+def profile(version: str, name: str) -> dict[str, Any]:
+    return tools.flashinfer().version(version).profiles[name].model_dump()
+
+
+def names(answer: dict[str, Any]) -> set[str]:
+    return {module["name"] for module in answer["modules"]}
+
+
 def test_full_of_0_6_4_holds_what_serves_sm120(tmp_path: Path) -> None:
-    """642 modules and 2,637 units are upstream's list without 5 foreign modules; nvshmem needs its own package."""
+    """642 modules and 2,637 units are upstream's list without 5 foreign modules; nvshmem needs its own package.
+
+    Two modules of core, of 10 units each, are not on that list.
+    """
     answer = full("0.6.4", "120a", tmp_path)
-    assert len(answer["modules"]) == 642 - 1
-    assert kinds(answer) == {"cuda": 2620 - 1, "cxx": 17, "link": 641}
+    assert len(answer["modules"]) == 642 - 1 + 2
+    assert kinds(answer) == {"cuda": 2620 - 1 + 20, "cxx": 17, "link": 643}
     assert {module["name"].rpartition("_")[2] for module in answer["excluded"]} == {"sm90", "nvshmem", "gen"}
     assert answer["missing"] == []
+    assert names(full("0.6.4", "120a", tmp_path, profile=profile("0.6.4", "core"))) <= names(answer)
 
 
 def test_full_of_0_7_2_holds_what_serves_sm120(tmp_path: Path) -> None:
+    """Upstream's list is 566 modules without foreign ones; six of moe are not on it."""
     answer = full("0.7.2", "120f", tmp_path)
-    assert len(answer["modules"]) == 566 - 2
-    assert kinds(answer) == {"cuda": 2341 - 2, "cxx": 23, "link": 564}
+    assert len(answer["modules"]) == 566 - 2 + 6
+    assert kinds(answer) == {"cuda": 2341 - 2 + 35, "cxx": 32, "link": 570}
     assert {module["name"] for module in answer["excluded"]} == {"dcp_lse_reduce", "fmha_cudnn_gen"}
     flags = Counter(word for unit in answer["units"] for word in unit["command"] if word.startswith("-gencode"))
-    assert flags == {Arch.parse("120f").gencode: 2337, Arch.parse("120a").gencode: 2}
+    assert flags == {Arch.parse("120f").gencode: 2372, Arch.parse("120a").gencode: 2}
+    moe = names(full("0.7.2", "120f", tmp_path, profile=profile("0.7.2", "moe")))
+    assert len(moe) == 30
+    assert moe <= names(answer)
 
 
 def test_a_generated_module_less_changes_the_count(tmp_path: Path) -> None:
