@@ -1,13 +1,15 @@
 """The broker on a virtual clock: all 2,637 units of FlashInfer 0.6.4 for sm_120a, on machines of every size.
 
     python benchmarks/governor_simulation.py [--cores 8,16,32,64,128] [--memory 16,32,64,128,256,512]
-        [--error 0.4] [--window 192] [--markdown FILE] [--svg FILE]
+        [--error 0.4 | --cold] [--window 192] [--markdown FILE] [--svg FILE]
 
 The broker is the one that builds use, object for object; only clock, compilers and memory are simulated. A unit's
 memory follows the measured ramp of cicc; when the sum goes over the machine's memory the largest process is killed,
 as the kernel does. `--error 0.4` multiplies each predicted peak and time by an independent factor of 0.6 to 1.4.
-Units ask in the order of expected time, `--window` of them at once (as ninja's -j has it), and the broker knows the
-plan. Costs: `governor_units.tsv`, 76 units measured and the others drawn from their family.
+With `--cold` nothing is known before, as in the first build of a recipe without costs: 4 GiB are assumed, and the first
+units of a family tell of the others. Units ask in the order of expected time, `--window` of them at once (as ninja's
+-j has it), and the broker knows the plan; cold, they ask in an order drawn by `--seed`. Costs: `governor_units.tsv`, 76
+units measured and the others drawn from their family.
 
 Prints one row a machine; exit 1 if exact predictions led to a kill or to more than 1.25 times the bound.
 """
@@ -27,8 +29,9 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from smwheel.governor.bound import Bound, lower_bound  # noqa: E402  # found through the line above
 from smwheel.governor.broker import Broker, Outcome  # noqa: E402
+from smwheel.governor.learning import Learner  # noqa: E402
 from smwheel.governor.limits import CGROUP_RESERVE, GIB, MIB  # noqa: E402
-from smwheel.governor.prediction import Prediction, Source  # noqa: E402
+from smwheel.governor.prediction import PRIOR, Prediction, Source  # noqa: E402
 
 MOST_RATIO = 1.25
 STEP = 1.0  # seconds between looks at the memory, where it could run out
@@ -92,20 +95,40 @@ class Oracle:
         """Return the prediction that was drawn."""
         return self.table[unit]
 
+    def planned(self) -> dict[str, Prediction]:
+        """Return what is predicted of all units."""
+        return self.table
+
     def learn(self, unit: str, outcome: Outcome) -> None:
         """Take no note: each unit is built once."""
+
+
+def beginner(units: list[Unit]) -> Learner:
+    """Return a predictor that knows nothing of these units but their families."""
+    return Learner(
+        known=dict.fromkeys((unit.name for unit in units), PRIOR),
+        families={unit.name: unit.name.partition(":")[0] for unit in units},
+    )
 
 
 class Machine:
     """Cores, memory, a clock, and what runs."""
 
-    def __init__(self, units: list[Unit], *, cores: int, memory: int, error: float, window: int, seed: int) -> None:
-        """Prepare a machine whose broker knows the plan."""
+    def __init__(
+        self,
+        units: list[Unit],
+        predictor: Oracle | Learner,
+        *,
+        cores: int,
+        memory: int,
+        window: int,
+        shuffle: int | None = None,
+    ) -> None:
+        """Prepare a machine whose broker knows the plan; units of whom the same is expected ask by name, or drawn."""
         share, lowest, highest = CGROUP_RESERVE
         self.cores, self.memory = cores, memory
         self.budget = memory - int(min(max(memory * share, lowest), highest))
         self.units = units
-        oracle = Oracle(units, error, seed)
         self.failed = self.kills = 0
         self.wasted = self.now = 0.0
         self.broker = Broker(
@@ -113,11 +136,15 @@ class Machine:
             cores=cores,
             memory=memory,
             memory_source="the simulation",
-            predictor=oracle,
+            predictor=predictor,
             record=lambda _event: None,
         )
-        self.broker.scheduler.plan(oracle.table)
-        self.queue = sorted(range(len(units)), key=lambda n: (oracle.table[units[n].name].seconds, units[n].name))
+        planned = predictor.planned()
+        self.broker.scheduler.plan(planned)
+        order = sorted(range(len(units)), key=lambda n: units[n].name)
+        if shuffle is not None:
+            random.Random(shuffle).shuffle(order)
+        self.queue = sorted(order, key=lambda n: planned[units[n].name].seconds)
         self.window = window
         self.running: dict[int, float] = {}
         self.asked: set[int] = set()
@@ -223,7 +250,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cores", default="8,16,32,64,128")
     parser.add_argument("--memory", default="16,32,64,128,256,512", help="GiB")
-    parser.add_argument("--error", type=float, default=0.0)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--error", type=float, default=0.0)
+    how.add_argument("--cold", action="store_true")
     parser.add_argument("--window", type=int, default=192)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--markdown", type=Path)
@@ -235,11 +264,11 @@ def main() -> None:
         for size in map(int, options.memory.split(",")):
             machine = Machine(
                 units,
+                beginner(units) if options.cold else Oracle(units, options.error, options.seed),
                 cores=cores,
                 memory=size * GIB,
-                error=options.error,
                 window=max(options.window, 2 * cores),
-                seed=options.seed,
+                shuffle=options.seed if options.cold else None,
             )
             results.append(machine.run())
             print(markdown(results[-1:]).splitlines()[-1], flush=True)
@@ -247,8 +276,9 @@ def main() -> None:
         options.markdown.write_text(markdown(results) + "\n")
     if options.svg:
         error = f"predictions off by up to {options.error:.0%}" if options.error else "exact predictions"
+        error = "nothing known before" if options.cold else error
         options.svg.write_text(svg(results, f"Makespan over the bound, {len(units):,} units, {error}"))
-    exact = options.error == 0
+    exact = options.error == 0 and not options.cold
     if any(r.failed for r in results) or (exact and any(r.kills or r.ratio > MOST_RATIO for r in results)):
         sys.exit("a unit failed, or exact predictions led to a kill or to more than 1.25 times the bound")
 
