@@ -275,10 +275,11 @@ def main() -> None:
     if options.markdown:
         options.markdown.write_text(markdown(results) + "\n")
     if options.svg:
-        error = f"predictions off by up to {options.error:.0%}" if options.error else "exact predictions"
-        error = "nothing known before" if options.cold else error
-        options.svg.write_text(svg(results, f"Makespan over the bound, {len(units):,} units, {error}"))
-    exact = options.error == 0 and not options.cold
+        known = f"predictions off by up to {options.error:.0%}" if options.error else "exact predictions"
+        if options.cold:
+            known = "nothing known before"
+        options.svg.write_text(svg(results, f"Makespan over the bound, {len(units):,} units, {known}"))
+    exact = not (options.error or options.cold)
     if any(r.failed for r in results) or (exact and any(r.kills or r.ratio > MOST_RATIO for r in results)):
         sys.exit("a unit failed, or exact predictions led to a kill or to more than 1.25 times the bound")
 

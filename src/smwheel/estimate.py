@@ -73,7 +73,10 @@ def predict(plan: Plan) -> dict[str, Prediction]:
 def _predict_unit(unit: Unit, key: Build, known: Ledger, rows: list[CostRow]) -> Prediction:
     """Return what the ledger and the recipe's costs say of a unit; a recipe may name it by its source too."""
     names = (unit.id, f"{unit.module}/{PurePosixPath(unit.source).name}")
-    said = predict_from_rows(rows, version=key.version, names=names, family=unit.family, arch=key.arch)
+
+    def said() -> Prediction:
+        return predict_from_rows(rows, version=key.version, names=names, family=unit.family, arch=key.arch)
+
     return known.predict(key.recipe, key.version, unit.id, unit.family, key.arch, key.toolkit, key.flags, said)
 
 

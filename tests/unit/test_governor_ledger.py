@@ -31,7 +31,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def predict(ledger: Ledger, unit: str = "m/u.cu", family: str = "m", said: Prediction = PRIOR) -> Prediction:
-    return ledger.predict("lib", "2.0", unit, family, "120a", "13.0.88", "f1", said)
+    return ledger.predict("lib", "2.0", unit, family, "120a", "13.0.88", "f1", lambda: said)
 
 
 def row(

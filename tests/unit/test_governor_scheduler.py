@@ -209,14 +209,14 @@ def history(units: list[Prediction], order: list[int], cores: int) -> list[list[
     for ticket, index in enumerate(order):
         scheduler.ask(ticket, f"u{index:02}", units[index], now=0.0)
     told, now = [], 0.0
-    ends: dict[str, tuple[float, int]] = {}
+    ends: dict[str, float] = {}
     while scheduler.waiting or scheduler.running:
         started = scheduler.admit(now=now)
         told.append([request.unit for request in started])
-        ends |= {request.unit: (now + request.prediction.seconds, request.ticket) for request in started}
-        now, _, ticket = min((end, unit, ticket) for unit, (end, ticket) in ends.items())
-        ends = {unit: value for unit, value in ends.items() if value[1] != ticket}
-        scheduler.release(ticket)
+        ends |= {request.unit: now + request.prediction.seconds for request in started}
+        first = min(scheduler.running.values(), key=lambda request: (ends[request.unit], request.unit))
+        now = ends[first.unit]
+        scheduler.release(first.ticket)
     return told
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,7 @@ class Learner:
         if best.source in WEAK and seen:
             seconds = sum(outcome.cpu for outcome in seen) / len(seen)
             now = Prediction.of(max(outcome.peak for outcome in seen), seconds, Source.FAMILY)
-            least = best.peak_bytes if best.source is Source.FAMILY else 0
-            return replace(now, peak_bytes=max(now.peak_bytes, least))
+            return now.at_least(best.peak_bytes) if best.source is Source.FAMILY else now
         return best
 
     def learn(self, unit: str, outcome: Outcome) -> None:

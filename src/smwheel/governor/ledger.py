@@ -10,9 +10,9 @@ from __future__ import annotations
 import csv
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -152,38 +152,39 @@ class Ledger:
         arch: str,
         toolkit: str,
         flags_digest: str,
-        said: Prediction = PRIOR,
+        said: Callable[[], Prediction] = lambda: PRIOR,
     ) -> Prediction:
         """Return what a unit is expected to need, from the best source there is.
 
-        `said` is what the recipe's costs say of it. A family's light units say nothing of its heavy ones: where only
-        the family is known here, a unit that the recipe measured is as it was there, and none needs less memory than
-        the recipe guesses.
+        `said` tells what the recipe's costs say of it; it is asked only about a unit that was never built here. A
+        family's light units say nothing of its heavy ones: so a unit that the recipe measured is as it was there, and
+        none needs less memory than the recipe guesses.
         """
-        keys = (
-            (Source.SAME, _SAME, (recipe, version, unit, arch, toolkit, flags_digest)),
-            (Source.VERSION, _OTHER, (recipe, unit, arch)),
-            (Source.FAMILY, _FAMILY, (recipe, family, arch)),
-        )
         with self._open() as database:
-            for source, where, values in keys:
-                if source is Source.FAMILY and (not family or said.source is Source.COSTS):
-                    continue
+
+            def took(source: Source, where: str, *values: str) -> Prediction | None:
                 peak, cpu = database.execute(
                     f"SELECT max(peak), avg(cpu) FROM costs {where}",  # noqa: S608
                     values,
                 ).fetchone()
-                if peak is None:
-                    continue
-                found = Prediction.of(peak, cpu, source)
-                if source is Source.FAMILY and said.source is Source.GUESSED:
-                    return replace(found, peak_bytes=max(found.peak_bytes, said.peak_bytes))
-                return found
-        return said
+                return None if peak is None else Prediction.of(peak, cpu, source)
+
+            built = took(Source.SAME, _SAME, recipe, version, unit, arch, toolkit, flags_digest) or took(
+                Source.VERSION, _OTHER, recipe, unit, arch
+            )
+            if built:
+                return built
+            shipped = said()
+            if shipped.source is Source.COSTS or not family:
+                return shipped
+            kin = took(Source.FAMILY, _FAMILY, recipe, family, arch)
+        if kin is None:
+            return shipped
+        return kin.at_least(shipped.peak_bytes) if shipped.source is Source.GUESSED else kin
 
 
 def predict_from_rows(
-    rows: Iterable[CostRow], *, version: str, names: Collection[str], family: str, arch: str
+    rows: Collection[CostRow], *, version: str, names: Collection[str], family: str, arch: str
 ) -> Prediction:
     """Return what a recipe's costs say of a unit that goes by these names, or the prior.
 
@@ -193,15 +194,12 @@ def predict_from_rows(
     """
     by_unit = [row for row in rows if any(row.unit == name or fnmatchcase(name, row.unit) for name in names)]
     same = [row for row in by_unit if row.version in (version, "*") and row.arch in (arch, "*")]
-    by_family = sorted(
-        (row for row in rows if family and row.family == family), key=lambda row: row.peak_mib, reverse=True
-    )
-    for matching in (same, by_unit, by_family):
-        if matching:
-            best = matching[0]
-            source = Source.COSTS if matching is same and best.kind == "measured" else Source.GUESSED
-            return Prediction.of(best.peak_mib * MIB, best.cpu_s or PRIOR_SECONDS, source)
-    return PRIOR
+    kin = (row for row in rows if family and row.family == family)
+    best = next(iter(same or by_unit), None) or max(kin, key=lambda row: row.peak_mib, default=None)
+    if best is None:
+        return PRIOR
+    source = Source.COSTS if same and best.kind == "measured" else Source.GUESSED
+    return Prediction.of(best.peak_mib * MIB, best.cpu_s or PRIOR_SECONDS, source)
 
 
 def read_costs_tsv(path: Path) -> list[CostRow]:

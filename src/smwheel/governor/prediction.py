@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -53,6 +53,10 @@ class Prediction:
     def of(cls, peak_bytes: float, seconds: float, source: Source) -> Prediction:
         """Return the prediction that follows from a measured peak: with the margin that its source asks for."""
         return cls(int(peak_bytes * MARGIN[source]), seconds, source)
+
+    def at_least(self, peak_bytes: int) -> Prediction:
+        """Return the prediction with no less than this peak to reserve (bytes)."""
+        return replace(self, peak_bytes=max(self.peak_bytes, peak_bytes))
 
     def as_json(self) -> dict[str, Any]:
         """Return the prediction as the object that plans and the broker's configuration hold."""
